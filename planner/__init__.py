@@ -1,0 +1,33 @@
+"""Meshwright: plan how a JAX train step is sharded, and run it that way.
+
+The public names are loaded on first use, so that the parts that need no jax stay importable without it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from planner.api import compare, plan, plan_and_shard
+    from planner.apply import ShardedStep
+    from planner.plans import Plan, load
+
+__all__ = ["Plan", "ShardedStep", "compare", "load", "plan", "plan_and_shard"]
+
+_HOME = {
+    "Plan": "planner.plans",
+    "ShardedStep": "planner.apply",
+    "compare": "planner.api",
+    "load": "planner.plans",
+    "plan": "planner.api",
+    "plan_and_shard": "planner.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'planner' has no attribute {name!r}; its names are {', '.join(__all__)}.")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,53 @@
+"""Rule: the factors (loop indices) of one op, and which of its dims they walk.
+
+A rule is written as one line, `b i k, k j -> b i j` (see `planner.graph.notation`). Left of the arrow
+stand the operands, right of it the results; each dim is one factor, or several in parentheses, major
+first: `b (h e) -> b h e`.
+
+- A factor of the operands that no result has is *reduced*: splitting it leaves every device with a
+  partial sum (or max), which a collective must finish.
+- A factor only a result has is *made* (broadcast, iota): splitting it is free.
+- A factor marked `!` must stay whole.
+- A factor that stands behind another one inside parentheses is whole too, because a tile of the
+  merged dim would not be contiguous; `Rule.splittable` leaves it out.
+- `_` is a dim of extent one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+Dim = tuple[str, ...]  # factors of one dim, major first; () is a dim of extent one
+Dims = tuple[Dim, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Which factor walks which dim of an op's operands and results.
+
+    operands, results: per value, per dim, its factors, major first. sizes: extent of every factor.
+    whole: factors that may not be split. A literal or unused operand has `dims` of () .
+    """
+
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    sizes: Mapping[str, int]
+    whole: frozenset[str] = frozenset()
+
+    @functools.cached_property
+    def factors(self) -> tuple[str, ...]:
+        """All factors, in order of first appearance."""
+        seen = dict.fromkeys(f for dims in self.operands + self.results for dim in dims for f in dim)
+        return tuple(seen)
+
+    @functools.cached_property
+    def reduced(self) -> tuple[str, ...]:
+        """Factors of operands that no result has: splitting one leaves partial results."""
+        kept = {f for dims in self.results for dim in dims for f in dim}
+        return tuple(f for f in self.factors if f not in kept)
+
+    @functools.cached_property
+    def splittable(self) -> tuple[str, ...]:
+        """Factors that mesh axes may be given to."""
+        inner = {f for dims in self.operands + self.results for dim in dims for f in dim[1:]}
+        return tuple(f for f in self.factors if f not in self.whole and f not in inner)
