@@ -1,0 +1,301 @@
+"""The one file that knows how jax versions differ (0.10 to 0.12), and how a step becomes a jaxpr.
+
+Jaxprs: from 0.12 on a closed jaxpr *is* a jaxpr that carries its constants, so nothing here asks for a type;
+`open_jaxpr` gives the object with `eqns`, `invars` and `outvars` in every version.
+"""
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from planner.errors import InputError, TraceError
+from planner.sharding.spec import Spec
+
+# Parameters that hold a jaxpr of the user's program. Everything else (scatter combiners, sort comparators, kernels,
+# shard_map bodies) is no place for a constraint, and no part of the graph.
+BODIES: dict[str, tuple[str, ...]] = {
+    "checkpoint": ("jaxpr",),
+    "closed_call": ("call_jaxpr",),
+    "cond": ("branches",),
+    "core_call": ("call_jaxpr",),
+    "custom_jvp_call": ("call_jaxpr",),
+    "custom_vjp_call": ("call_jaxpr",),
+    "jit": ("jaxpr",),
+    "pjit": ("jaxpr",),
+    "remat": ("jaxpr",),
+    "remat2": ("jaxpr",),
+    "scan": ("jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
+}
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The object with eqns, invars, constvars and outvars, of a closed or an open jaxpr."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def close_jaxpr(inner: Any, like: Any) -> Any:
+    """`inner`, an open jaxpr, closed over the constants of `like` if `like` is closed."""
+    if like is open_jaxpr(like):
+        return inner
+    return jex.ClosedJaxpr(inner, like.consts)
+
+
+def sub_jaxprs(eqn: Any) -> list[tuple[str, int | None, Any]]:
+    """The bodies of an equation: (parameter, index in it or None, jaxpr), closed or open as the equation has them."""
+    found: list[tuple[str, int | None, Any]] = []
+    for name in BODIES.get(eqn.primitive.name, ()):
+        held = eqn.params.get(name)
+        if isinstance(held, (tuple, list)):
+            found += [(name, index, jaxpr) for index, jaxpr in enumerate(held)]
+        elif held is not None:
+            found.append((name, None, held))
+    return found
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a constant written in the equation itself."""
+    return isinstance(atom, jex.Literal)
+
+
+def auto_mesh(mesh: Mesh) -> Mesh:
+    """The same devices and axes, with every axis Auto: the only mode in which unmodified models trace."""
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def partition_spec(spec: Spec) -> PartitionSpec:
+    """A jax PartitionSpec: one axis as a bare name, no axis as None."""
+    return PartitionSpec(*(None if not dim else dim[0] if len(dim) == 1 else dim for dim in spec))
+
+
+def named_sharding(mesh: Mesh, spec: Spec) -> NamedSharding:
+    """The sharding of an array kept under `spec`."""
+    return NamedSharding(mesh, partition_spec(spec))
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A step as a jaxpr, with what is needed to call it again.
+
+    in_tree: structure of the tuple of dynamic arguments; out_tree: of the result. arguments, results: one
+    ShapeDtypeStruct per flattened leaf. names: of the dynamic arguments. statics: (position, value) of the
+    arguments that are part of the program. donated: flat indices of the leaves the step may overwrite.
+    """
+
+    fn: Callable[..., Any]
+    closed_jaxpr: Any
+    in_tree: Any
+    out_tree: Any
+    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    results: tuple[jax.ShapeDtypeStruct, ...]
+    names: tuple[str, ...]
+    statics: tuple[tuple[int, Any], ...]
+    donated: tuple[int, ...]
+
+
+def trace_step(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    static_argnums: int | Sequence[int] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+) -> Traced:
+    """Trace `fn(*args)`; args are arrays, numbers or ShapeDtypeStructs in any pytree.
+
+    A step that is already jitted keeps its own static and donated arguments, unless others are given. Any other step
+    donates its state: the arguments that a result replaces. Positions count all arguments, as in `jax.jit`.
+    Raises TraceError if jax cannot trace it, InputError for positions that do not exist.
+    """
+    jitted = hasattr(fn, "trace") and hasattr(fn, "lower")
+    given = _positions(static_argnums, len(args), "static_argnums")
+    donate = _positions(donate_argnums, len(args), "donate_argnums")
+    program = fn if jitted else jax.jit(fn, static_argnums=given or ())
+    bare = [arg if given and index in given else _bare(arg) for index, arg in enumerate(args)]
+    traced = _trace(program, bare, fn)
+    in_tree = traced.in_tree.children()[0]
+    statics = _static_positions(fn, bare, traced.args_info[0], given)
+    dynamic = [index for index in range(len(args)) if index not in statics]
+    jaxpr = open_jaxpr(traced.jaxpr)
+    held = Traced(
+        fn=fn,
+        closed_jaxpr=traced.jaxpr,
+        in_tree=in_tree,
+        out_tree=jax.tree.structure(traced.out_info),
+        arguments=tuple(_struct(var.aval) for var in jaxpr.invars),
+        results=tuple(_struct(var.aval) for var in jaxpr.outvars),
+        names=tuple(_argument_names(fn, len(args))[index] for index in dynamic),
+        statics=tuple((index, args[index]) for index in statics),
+        donated=(),
+    )
+    if donate is None:
+        flat = tuple(traced.donate_argnums) if jitted else tuple(sorted(state_partners(held)))
+    else:
+        flat = _flat_indices(in_tree, [dynamic.index(index) for index in donate if index in dynamic])
+    return dataclasses.replace(held, donated=flat)
+
+
+def _trace(program: Any, args: list[Any], fn: Callable[..., Any]) -> Any:
+    """jax's own trace, outside any mesh; a step that names axes of the surrounding mesh is traced with Auto axes."""
+    surrounding = jax.sharding.get_abstract_mesh()
+    empty = AbstractMesh((), ())
+    meshes = [empty] if surrounding.empty else [empty, _auto_abstract(surrounding)]
+    failure: Exception | None = None
+    for mesh in meshes:
+        try:
+            with jax.sharding.use_abstract_mesh(mesh):
+                return program.trace(*args)
+        except Exception as error:  # whatever the user's code raises while it is traced
+            failure = failure or error
+    name = getattr(fn, "__name__", type(fn).__name__)
+    lines = str(failure).strip().splitlines()
+    first = lines[0].rstrip(".") if lines else "no message"
+    raise TraceError(
+        f"The step {name} cannot be traced: {type(failure).__name__}: {first}. Make jax.jit({name}) trace with "
+        f"these arguments first; Python values that steer the program belong in static_argnums."
+    ) from failure
+
+
+def _auto_abstract(mesh: AbstractMesh) -> AbstractMesh:
+    return mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def _bare(arg: Any) -> Any:
+    """Arrays as shapes without a sharding, so that no mesh they live on enters the trace."""
+
+    def shape_of(leaf: Any) -> Any:
+        if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=bool(getattr(leaf, "weak_type", False)))
+        return leaf
+
+    return jax.tree.map(shape_of, arg)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _positions(argnums: int | Sequence[int] | None, count: int, keyword: str) -> tuple[int, ...] | None:
+    if argnums is None:
+        return None
+    several = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for index in several:
+        if not -count <= index < count:
+            raise InputError(
+                f"{keyword} names argument {index}, but the step is given {count} arguments. "
+                f"Give positions from 0 to {count - 1}."
+            )
+    return tuple(sorted({index % count for index in several}))
+
+
+def _flat_indices(in_tree: Any, chosen: Sequence[int]) -> tuple[int, ...]:
+    """The flat indices of the leaves of the chosen arguments."""
+    flat: list[int] = []
+    first = 0
+    for index, tree in enumerate(in_tree.children()):
+        if index in chosen:
+            flat += range(first, first + tree.num_leaves)
+        first += tree.num_leaves
+    return tuple(flat)
+
+
+def _static_positions(
+    fn: Any, args: Sequence[Any], dynamic: Sequence[Any], given: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """Which arguments became part of the program. A jitted step does not say, so they are told by their structure."""
+    missing = len(args) - len(dynamic)
+    if given is not None and len(given) == missing:
+        return given
+    structures = [jax.tree.structure(arg) for arg in args]
+    wanted = [jax.tree.structure(info) for info in dynamic]
+    plain = [index for index, arg in enumerate(args) if not _holds_arrays(arg)]
+    fitting = [
+        left_out
+        for left_out in itertools.combinations(plain, missing)
+        if [tree for index, tree in enumerate(structures) if index not in left_out] == wanted
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    raise InputError(
+        f"It cannot be told which {missing} of the {len(args)} arguments of {getattr(fn, '__name__', 'the step')} "
+        f"are static. Name them with static_argnums."
+    )
+
+
+def _holds_arrays(arg: Any) -> bool:
+    return any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(arg))
+
+
+def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """One name per positional argument; those of `*rest` are rest.0, rest.1, ..."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # builtins and some callables have no signature
+        parameters = []
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}.{index}" for index in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    names += [f"arg{index}" for index in range(len(names), count)]
+    return names[:count]
+
+
+def leaf_paths(traced: Traced) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a user calls each flattened argument and result: `state.params.layers.0.w`, `result.1.loss`."""
+    leaves = jax.tree.unflatten(traced.in_tree, range(traced.in_tree.num_leaves))
+    arguments = [
+        _join(name, path)
+        for name, tree in zip(traced.names, leaves, strict=True)
+        for path, _ in jax.tree.leaves_with_path(tree)
+    ]
+    result = jax.tree.unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
+    results = [_join("result", path) for path, _ in jax.tree.leaves_with_path(result)]
+    return tuple(arguments), tuple(results)
+
+
+def _join(name: str, path: Any) -> str:
+    rest = jax.tree_util.keystr(path, simple=True, separator=".")
+    return f"{name}.{rest}" if rest else name
+
+
+def state_partners(traced: Traced) -> dict[int, int]:
+    """Flat argument index -> flat index of the result that replaces it, for every argument that is state.
+
+    An argument is state if the result, or a part of it (an item of a tuple, list or dict, two levels deep), has the
+    same structure, shapes and dtypes. A part replaces one argument only, and an argument of scalars alone is never
+    state: a learning rate is not replaced by a loss.
+    """
+    partners: dict[int, int] = {}
+    parts = list(_parts(traced.out_tree, 0, depth=2))
+    first = 0
+    for tree in traced.in_tree.children():
+        avals = traced.arguments[first : first + tree.num_leaves]
+        for part in parts if any(aval.shape for aval in avals) else ():
+            start, structure = part
+            if structure == tree and _same(avals, traced.results[start : start + tree.num_leaves]):
+                partners |= {first + offset: start + offset for offset in range(tree.num_leaves)}
+                taken = range(start, start + tree.num_leaves)
+                parts = [p for p in parts if p[0] + p[1].num_leaves <= taken.start or p[0] >= taken.stop]
+                break
+        first += tree.num_leaves
+    return partners
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(some, others, strict=True))
+
+
+def _parts(tree: Any, first: int, depth: int) -> Iterator[tuple[int, Any]]:
+    """(flat index of its first leaf, structure) of a result and of its parts, outermost first."""
+    yield first, tree
+    node = tree.node_data()
+    if depth and node is not None and node[0] in (tuple, list, dict):
+        for child in tree.children():
+            yield from _parts(child, first, depth - 1)
+            first += child.num_leaves
