@@ -1,14 +1,23 @@
 """Plan: what the planner decided for one step on one machine, with what it predicts. Plain data, no jax.
 
-The plan of a value is its spec where it is made (`sites` of kind 'out', 'in', 'ret') and, where an op uses it in
-another spec, the specs it passes through on the way to that use (`sites` of kind 'use').
+The plan of a value is its spec where it is made (`sites` of kind 'out', 'in', 'ret') and, where an op uses
+it in another spec, the specs it passes through on the way to that use (`sites` of kind 'use').
 """
 
 import dataclasses
+import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from planner.errors import PlanFileError
 from planner.graph.graph import Site
-from planner.sharding.spec import Spec
+from planner.sharding.spec import Spec, show
+from planner.storage import decode, encode, write_json
+
+FORMAT = "meshwright-plan"
+VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,3 +95,72 @@ class Plan:
     notes: tuple[str, ...]
     fingerprint: str
     versions: Mapping[str, str]
+
+    @property
+    def in_specs(self) -> dict[str, Spec]:
+        """The spec of each array argument, by path."""
+        return {leaf.path: leaf.spec for leaf in self.arguments}
+
+    @property
+    def out_specs(self) -> dict[str, Spec]:
+        """The spec of each array result, by path."""
+        return {leaf.path: leaf.spec for leaf in self.results}
+
+    def table(self) -> Any:
+        """The plan as a rich renderable."""
+        from planner.report.tables import plan_table  # the report reads plans, so it is loaded on use
+
+        return plan_table(self)
+
+    def explain(self, path: str) -> str:
+        """Where the values that `path` names are kept, and what moves them; see `planner.report.words`."""
+        from planner.report.words import explain
+
+        return explain(self, path)
+
+    def diff(self, other: "Plan") -> str:
+        """What changes from this plan to the other, one line each; '' when nothing does."""
+        from planner.report.words import diff
+
+        return diff(self, other)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON, whole or not at all; `load` reads it back equal."""
+        write_json(path, {"format": FORMAT, "version": VERSION, "plan": encode(Plan, self)})
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """What `--json` writes: the plan without its sites, with the specs by path."""
+    data = encode(Plan, plan)
+    del data["sites"]
+    specs = {
+        "in_specs": {path: show(spec) for path, spec in plan.in_specs.items()},
+        "out_specs": {path: show(spec) for path, spec in plan.out_specs.items()},
+    }
+    return data | specs
+
+
+def load(path: str | os.PathLike[str]) -> Plan:
+    """Reads a plan that `Plan.save` wrote. Raises PlanFileError when the file holds anything else."""
+    name = repr(os.fspath(path))
+    again = "Make it anew with `python -m planner plan --out=FILE`."
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or error
+        raise PlanFileError(
+            f"{name} cannot be read ({reason}). Check the path, or make the plan first."
+        ) from error
+    except ValueError as error:
+        raise PlanFileError(f"{name} is not JSON, or was cut short ({error}). {again}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PlanFileError(f"{name} is JSON but no plan of Meshwright's. {again}")
+    if data.get("version") != VERSION:
+        raise PlanFileError(
+            f"{name} has format version {data.get('version')!r} and this Meshwright reads {VERSION}. "
+            "Read it with the Meshwright that wrote it, or make it anew."
+        )
+    try:
+        return decode(Plan, data.get("plan"), "plan")
+    except ValueError as error:
+        raise PlanFileError(f"{name} is damaged: {str(error).rstrip('.')}. {again}") from error
