@@ -1,0 +1,48 @@
+"""What the language models share: their settings, their loss, and batches of text."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from models import text
+from models.example import Batch, Example, TrainConfig
+from models.train import cross_entropy, nnx_train
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageConfig(TrainConfig):
+    """seq: tokens in a sample. scan: one loop over stacked layers instead of a copy of the code for each.
+    remat: keep only each layer's input for the backward pass, and compute the rest again."""
+
+    seq: int = 64
+    vocab: int = text.VOCABULARY
+    layers: int = 2
+    d_model: int = 64
+    scan: bool = False
+    remat: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocab < text.VOCABULARY:
+            raise ValueError(
+                f"Setting 'vocab' is {self.vocab}, but the text is bytes; give {text.VOCABULARY} or more."
+            )
+
+
+def build_language(name: str, config: LanguageConfig, model_of: Callable[[nnx.Rngs], nnx.Module]) -> Example:
+    """The train step of next-token prediction; the batch is {'inputs', 'targets'}: int32 [batch, seq]."""
+
+    def loss_of(model: Any, batch: Batch) -> jax.Array:
+        return cross_entropy(model(batch["inputs"]), batch["targets"])
+
+    def make_batch(rng: np.random.Generator) -> Batch:
+        return dict(text.sample(rng, config.batch, config.seq))
+
+    pure = nnx_train(config, model_of, loss_of)
+    tokens = jax.ShapeDtypeStruct((config.batch, config.seq), jnp.int32)
+    return Example(name, config, pure.init, pure.step, {"inputs": tokens, "targets": tokens}, make_batch)

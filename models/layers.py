@@ -1,0 +1,64 @@
+"""What the models share: stacks of blocks, scanned or unrolled, and causal attention.
+
+Shapes: B batch, T time, S time of the keys, H heads, E width of a head.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+def normal(stddev: float) -> nnx.Initializer:
+    """The initialiser of a weight."""
+    return nnx.initializers.normal(stddev)
+
+
+def make_blocks(block_of: Callable[[nnx.Rngs], nnx.Module], layers: int, scan: bool, rngs: nnx.Rngs) -> Any:
+    """`layers` blocks: a list, or for a scan one block whose every parameter has a leading dim of `layers`."""
+    if not scan:
+        return nnx.List([block_of(rngs) for _ in range(layers)])
+    keys = jax.random.split(rngs.params(), layers)
+    return nnx.vmap(lambda key: block_of(nnx.Rngs(key)))(keys)
+
+
+def run_blocks(blocks: Any, x: jax.Array, remat: bool) -> jax.Array:
+    """Each block on the result of the one before. remat: keep only the blocks' inputs for the backward pass."""
+    if isinstance(blocks, nnx.List):
+        for block in blocks:
+            graphdef, params = nnx.split(block)
+            x = _block_fn(graphdef, remat, prevent_cse=True)(params, x)
+        return x
+    graphdef, params = nnx.split(blocks)
+    # A loop keeps forward and backward apart by itself, so nothing has to prevent their merging.
+    block_fn = _block_fn(graphdef, remat, prevent_cse=False)
+    return jax.lax.scan(lambda x, params: (block_fn(params, x), None), x, params)[0]
+
+
+def _block_fn(graphdef: Any, remat: bool, prevent_cse: bool) -> Callable[[Any, jax.Array], jax.Array]:
+    def apply(params: Any, x: jax.Array) -> jax.Array:
+        return nnx.merge(graphdef, params)(x)
+
+    return jax.checkpoint(apply, prevent_cse=prevent_cse) if remat else apply
+
+
+def split_heads(x_BTD: jax.Array, heads: int) -> jax.Array:
+    """[B, T, H * E] -> [B, T, H, E]."""
+    return x_BTD.reshape(*x_BTD.shape[:-1], heads, -1)
+
+
+def merge_heads(x_BTHE: jax.Array) -> jax.Array:
+    """[B, T, H, E] -> [B, T, H * E]."""
+    return x_BTHE.reshape(*x_BTHE.shape[:-2], -1)
+
+
+def causal_attention(q_BTHE: jax.Array, k_BSHE: jax.Array, v_BSHE: jax.Array) -> jax.Array:
+    """Attention of every position to those before it and itself; softmax in float32. -> [B, T, H, E]."""
+    scores_BHTS = jnp.einsum("bthe,bshe->bhts", q_BTHE * q_BTHE.shape[-1] ** -0.5, k_BSHE)
+    times, keys = scores_BHTS.shape[-2:]
+    seen_TS = jnp.arange(times)[:, None] >= jnp.arange(keys)[None, :]
+    scores_BHTS = jnp.where(seen_TS, scores_BHTS.astype(jnp.float32), jnp.finfo(jnp.float32).min)
+    weights_BHTS = jax.nn.softmax(scores_BHTS, axis=-1).astype(v_BSHE.dtype)
+    return jnp.einsum("bhts,bshe->bthe", weights_BHTS, v_BSHE)
