@@ -1,0 +1,121 @@
+"""Contractions: dot products, ragged dots and convolutions. A factor that is summed leaves partial sums."""
+
+import math
+
+from planner.graph.rule import Rule
+from planner.rules.entry import Avals, Entry, Name, Params, build, numbered
+
+
+def dot_general(params: Params, operands: Avals, results: Avals) -> Rule:
+    """`b i k, b k j -> b i j`: batch b, rows i, columns j, contracted k, any number of each, anywhere."""
+    left, right, result = _dot_names(params["dimension_numbers"], operands)
+    return build([left, right], [result], operands, results)
+
+
+def _dot_names(numbers, operands: Avals) -> tuple[list[str], list[str], list[str]]:
+    """Factor of each dim of a dot's operands and of its result: batch, then left free, then right free."""
+    (left_contract, right_contract), (left_batch, right_batch) = numbers
+    batch, contract = numbered("b", len(left_batch)), numbered("k", len(left_contract))
+    left_rank, right_rank = (len(v.shape) for v in operands[:2])
+    left_free = [d for d in range(left_rank) if d not in (*left_contract, *left_batch)]
+    right_free = [d for d in range(right_rank) if d not in (*right_contract, *right_batch)]
+    rows, columns = numbered("i", len(left_free)), numbered("j", len(right_free))
+    left = dict(zip((*left_batch, *left_contract, *left_free), (*batch, *contract, *rows), strict=True))
+    right = dict(zip((*right_batch, *right_contract, *right_free), (*batch, *contract, *columns), strict=True))
+    return [left[d] for d in range(left_rank)], [right[d] for d in range(right_rank)], [*batch, *rows, *columns]
+
+
+def _dot_flops(params: Params, operands: Avals, results: Avals) -> float:
+    """A multiply and an add for each point of the loop nest."""
+    return 2.0 * math.prod(dot_general(params, operands, results).sizes.values())
+
+
+def ragged_dot_general(params: Params, operands: Avals, results: Avals) -> Rule:
+    """`m! k, g! k j, g! -> m! j`: a dot whose ragged dim is cut into groups, one slice of the other operand each.
+
+    The ragged dim and the groups stay whole, since where a group begins depends on data; the rest splits as
+    in a dot. Ragged over rows the groups are a dim of the right operand, over a contracted dim a dim of the
+    result, `m! i, m! j, g! -> g! i j`.
+    """
+    numbers = params["ragged_dot_dimension_numbers"]
+    group_dims = tuple(numbers.rhs_group_dimensions)
+    kept = [d for d in range(len(operands[1].shape)) if d not in group_dims]
+    (left_contract, right_contract), (left_batch, right_batch) = numbers.dot_dimension_numbers
+    moved = ((left_contract, [kept.index(d) for d in right_contract]), (left_batch, [kept.index(d) for d in right_batch]))
+    left, short, result = _dot_names(moved, (operands[0], _Ranked(len(kept))))
+    right = ["g"] * len(operands[1].shape)
+    for name, dim in zip(short, kept, strict=True):
+        right[dim] = name
+    if len(results[0].shape) > len(result):
+        result = ["g", *result]
+    ragged = {left[d] for d in numbers.lhs_ragged_dimensions}
+    sizes_rank = len(operands[2].shape)
+    groups = [*numbered("h", sizes_rank - 1), "g"] if sizes_rank else []
+    return build([left, right, groups], [result], operands, results, whole={"g", *ragged, *groups})
+
+
+class _Ranked:
+    """A stand-in for an operand of which only the rank matters."""
+
+    def __init__(self, rank: int) -> None:
+        self.shape, self.dtype = (1,) * rank, None
+
+
+def _ragged_flops(params: Params, operands: Avals, results: Avals) -> float:
+    """Each row meets one group only, so the groups do not multiply the work."""
+    sizes = ragged_dot_general(params, operands, results).sizes
+    return 2.0 * math.prod(extent for factor, extent in sizes.items() if factor[0] not in "gh")
+
+
+def conv_general_dilated(params: Params, operands: Avals, results: Avals) -> Rule:
+    """`n c x!, o c w! -> n o y!`: batch n and features o split, input features c leave partial sums.
+
+    Spatial dims stay whole, except where the window is one element wide and moves one by one (`n c x, o c _ ->
+    n o x`). With feature groups the features are `(g c)` and `(g o)`, with batch groups the batch is `(g n)`:
+    the group splits, what stands behind it does not.
+    """
+    numbers = params["dimension_numbers"]
+    groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
+    group = groups * batch_groups
+    left: list[Name] = [""] * len(operands[0].shape)
+    right, result = list(left), list(left)
+    n, c, o = (numbers.lhs_spec[0], numbers.lhs_spec[1], numbers.rhs_spec[0])
+    features = operands[1].shape[o] // group
+    left[n] = ("g", "n") if batch_groups > 1 else "n"
+    left[c] = ("g", "c") if groups > 1 else "c"
+    right[o] = result[numbers.out_spec[1]] = ("g", "o") if group > 1 else "o"
+    right[numbers.rhs_spec[1]], result[numbers.out_spec[0]] = "c", "n"
+    whole = set()
+    for i, (x, w, y) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)):
+        if _slides_alone(params, i, operands[1].shape[w]):
+            left[x] = result[y] = f"x{i + 1}"
+            right[w] = f"w{i + 1}"
+        else:
+            left[x], right[w], result[y] = f"x{i + 1}", f"w{i + 1}", f"y{i + 1}"
+            whole |= {f"x{i + 1}", f"w{i + 1}", f"y{i + 1}"}
+    inner = {"g": group, "c": operands[1].shape[numbers.rhs_spec[1]], "n": results[0].shape[numbers.out_spec[0]]}
+    return build([left, right], [result], operands, results, whole=whole, sizes=inner | {"o": features})
+
+
+def _slides_alone(params: Params, i: int, window: int) -> bool:
+    """Whether output position p of spatial dim i sees input position p only."""
+    return (
+        window == 1
+        and params["window_strides"][i] == 1
+        and tuple(params["padding"][i]) == (0, 0)
+        and params["lhs_dilation"][i] == 1
+    )
+
+
+def _conv_flops(params: Params, operands: Avals, results: Avals) -> float:
+    """A multiply-add per output element and window element; the holes of a dilated input cost nothing."""
+    outputs = params["dimension_numbers"].rhs_spec[0]
+    window = math.prod(operands[1].shape) // operands[1].shape[outputs]
+    return 2.0 * math.prod(results[0].shape) * window / math.prod(params["lhs_dilation"])
+
+
+TABLE = {
+    "conv_general_dilated": Entry(conv_general_dilated, _conv_flops),
+    "dot_general": Entry(dot_general, _dot_flops),
+    "ragged_dot_general": Entry(ragged_dot_general, _ragged_flops),
+}
