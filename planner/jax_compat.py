@@ -7,18 +7,19 @@ Jaxprs: from 0.12 on a closed jaxpr *is* a jaxpr that carries its constants, so 
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from planner.errors import InputError, TraceError
 from planner.sharding.spec import Spec
 
-# Parameters that hold a jaxpr of the user's program. Everything else (scatter combiners, sort comparators, kernels,
-# shard_map bodies) is no place for a constraint, and no part of the graph.
+# Parameters that hold a jaxpr of the user's program. Everything else (scatter combiners, sort comparators,
+# kernels, shard_map bodies) is no place for a constraint, and no part of the graph.
 BODIES: dict[str, tuple[str, ...]] = {
     "checkpoint": ("jaxpr",),
     "closed_call": ("call_jaxpr",),
@@ -48,7 +49,7 @@ def close_jaxpr(inner: Any, like: Any) -> Any:
 
 
 def sub_jaxprs(eqn: Any) -> list[tuple[str, int | None, Any]]:
-    """The bodies of an equation: (parameter, index in it or None, jaxpr), closed or open as the equation has them."""
+    """The bodies of an equation: (parameter, index in it or None, jaxpr), closed or open as they stand."""
     found: list[tuple[str, int | None, Any]] = []
     for name in BODIES.get(eqn.primitive.name, ()):
         held = eqn.params.get(name)
@@ -57,6 +58,31 @@ def sub_jaxprs(eqn: Any) -> list[tuple[str, int | None, Any]]:
         elif held is not None:
             found.append((name, None, held))
     return found
+
+
+def with_bodies(eqn: Any, bodies: Mapping[tuple[str, int | None], Any]) -> dict[str, Any]:
+    """The parameters of `eqn` with other bodies, keyed as `sub_jaxprs` names them."""
+    params = dict(eqn.params)
+    for (name, index), body in bodies.items():
+        if index is None:
+            params[name] = body
+        else:
+            several = list(params[name])
+            several[index] = body
+            params[name] = tuple(several)
+    return params
+
+
+def unplaced(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a nested jit without the user's shardings, which speak of the user's mesh."""
+    if not any(
+        isinstance(s, Sharding) for s in (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    ):
+        return params
+    (plain,) = open_jaxpr(jax.make_jaxpr(jax.jit(lambda x: x + x))(0)).eqns
+    (nothing,) = plain.params["in_shardings"]
+    sides = {side: (nothing,) * len(params[side]) for side in ("in_shardings", "out_shardings")}
+    return {**params, **sides, "ctx_mesh": plain.params["ctx_mesh"]}
 
 
 def is_literal(atom: Any) -> bool:
@@ -107,8 +133,9 @@ def trace_step(
 ) -> Traced:
     """Trace `fn(*args)`; args are arrays, numbers or ShapeDtypeStructs in any pytree.
 
-    A step that is already jitted keeps its own static and donated arguments, unless others are given. Any other step
-    donates its state: the arguments that a result replaces. Positions count all arguments, as in `jax.jit`.
+    A step that is already jitted keeps its own static and donated arguments, unless others are given. Any
+    other step donates its state: the arguments that a result replaces. Positions count all arguments, as in
+    `jax.jit`.
     Raises TraceError if jax cannot trace it, InputError for positions that do not exist.
     """
     jitted = hasattr(fn, "trace") and hasattr(fn, "lower")
@@ -116,14 +143,14 @@ def trace_step(
     donate = _positions(donate_argnums, len(args), "donate_argnums")
     program = fn if jitted else jax.jit(fn, static_argnums=given or ())
     bare = [arg if given and index in given else _bare(arg) for index, arg in enumerate(args)]
-    traced = _trace(program, bare, fn)
+    traced, closed = _trace(program, bare, fn)
     in_tree = traced.in_tree.children()[0]
     statics = _static_positions(fn, bare, traced.args_info[0], given)
     dynamic = [index for index in range(len(args)) if index not in statics]
-    jaxpr = open_jaxpr(traced.jaxpr)
+    jaxpr = open_jaxpr(closed)
     held = Traced(
         fn=fn,
-        closed_jaxpr=traced.jaxpr,
+        closed_jaxpr=closed,
         in_tree=in_tree,
         out_tree=jax.tree.structure(traced.out_info),
         arguments=tuple(_struct(var.aval) for var in jaxpr.invars),
@@ -139,29 +166,48 @@ def trace_step(
     return dataclasses.replace(held, donated=flat)
 
 
-def _trace(program: Any, args: list[Any], fn: Callable[..., Any]) -> Any:
-    """jax's own trace, outside any mesh; a step that names axes of the surrounding mesh is traced with Auto axes."""
-    surrounding = jax.sharding.get_abstract_mesh()
-    empty = AbstractMesh((), ())
-    meshes = [empty] if surrounding.empty else [empty, _auto_abstract(surrounding)]
+def _trace(program: Any, args: list[Any], fn: Callable[..., Any]) -> tuple[Any, Any]:
+    """jax's own trace and its closed jaxpr, free of any mesh that surrounds the call.
+
+    A step that names the axes of the surrounding mesh needs that mesh, with Auto axes; it is erased
+    afterwards.
+    """
+    surrounding = jax.sharding.get_mesh()
+    nowhere = Mesh(np.empty((), dtype=object), ())
     failure: Exception | None = None
-    for mesh in meshes:
+    for mesh in [nowhere] if surrounding.empty else [nowhere, auto_mesh(surrounding)]:
         try:
-            with jax.sharding.use_abstract_mesh(mesh):
-                return program.trace(*args)
+            with jax.set_mesh(mesh):
+                traced = program.trace(*args)
+            return traced, traced.jaxpr if mesh.empty else _without_mesh(traced.jaxpr, nowhere)
         except Exception as error:  # whatever the user's code raises while it is traced
             failure = failure or error
     name = getattr(fn, "__name__", type(fn).__name__)
     lines = str(failure).strip().splitlines()
     first = lines[0].rstrip(".") if lines else "no message"
     raise TraceError(
-        f"The step {name} cannot be traced: {type(failure).__name__}: {first}. Make jax.jit({name}) trace with "
-        f"these arguments first; Python values that steer the program belong in static_argnums."
+        f"The step {name} cannot be traced: {type(failure).__name__}: {first}. Make jax.jit({name}) trace "
+        f"with these arguments first; Python values that steer the program belong in static_argnums."
     ) from failure
 
 
-def _auto_abstract(mesh: AbstractMesh) -> AbstractMesh:
-    return mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+def _without_mesh(jaxpr: Any, nowhere: Mesh) -> Any:
+    """The same jaxpr with no equation tied to the mesh it was traced under.
+
+    Only the context of equations that saw a mesh is replaced, by that of one traced without: jax has no
+    public way to change one field of a context.
+    """
+    with jax.set_mesh(nowhere):
+        plain = open_jaxpr(jax.make_jaxpr(lambda x: x + x)(0)).eqns[0].ctx
+    inner = open_jaxpr(jaxpr)
+    eqns: list[Any] = []
+    for eqn in inner.eqns:
+        bodies = {(name, index): _without_mesh(body, nowhere) for name, index, body in sub_jaxprs(eqn)}
+        params = with_bodies(eqn, bodies)
+        if isinstance(params.get("ctx_mesh"), Mesh):
+            params = {**params, "ctx_mesh": nowhere}
+        eqns.append(eqn.replace(params=params, ctx=eqn.ctx if eqn.ctx.cur_abstract_mesh.empty else plain))
+    return close_jaxpr(inner.replace(eqns=eqns), jaxpr)
 
 
 def _bare(arg: Any) -> Any:
@@ -169,7 +215,9 @@ def _bare(arg: Any) -> Any:
 
     def shape_of(leaf: Any) -> Any:
         if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=bool(getattr(leaf, "weak_type", False)))
+            return jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, weak_type=bool(getattr(leaf, "weak_type", False))
+            )
         return leaf
 
     return jax.tree.map(shape_of, arg)
@@ -206,7 +254,7 @@ def _flat_indices(in_tree: Any, chosen: Sequence[int]) -> tuple[int, ...]:
 def _static_positions(
     fn: Any, args: Sequence[Any], dynamic: Sequence[Any], given: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Which arguments became part of the program. A jitted step does not say, so they are told by their structure."""
+    """Which arguments became part of the program. A jitted step does not say: their structure tells."""
     missing = len(args) - len(dynamic)
     if given is not None and len(given) == missing:
         return given
@@ -220,9 +268,10 @@ def _static_positions(
     ]
     if len(fitting) == 1:
         return fitting[0]
+    name = getattr(fn, "__name__", "the step")
     raise InputError(
-        f"It cannot be told which {missing} of the {len(args)} arguments of {getattr(fn, '__name__', 'the step')} "
-        f"are static. Name them with static_argnums."
+        f"It cannot be told which {missing} of the {len(args)} arguments of {name} are static. "
+        f"Name them with static_argnums."
     )
 
 
@@ -267,9 +316,9 @@ def _join(name: str, path: Any) -> str:
 def state_partners(traced: Traced) -> dict[int, int]:
     """Flat argument index -> flat index of the result that replaces it, for every argument that is state.
 
-    An argument is state if the result, or a part of it (an item of a tuple, list or dict, two levels deep), has the
-    same structure, shapes and dtypes. A part replaces one argument only, and an argument of scalars alone is never
-    state: a learning rate is not replaced by a loss.
+    An argument is state if the result, or a part of it (an item of a tuple, list or dict, two levels deep),
+    has the same structure, shapes and dtypes. A part replaces one argument only, and an argument of scalars
+    alone is never state: a learning rate is not replaced by a loss.
     """
     partners: dict[int, int] = {}
     parts = list(_parts(traced.out_tree, 0, depth=2))
