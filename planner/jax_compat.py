@@ -60,6 +60,20 @@ def sub_jaxprs(eqn: Any) -> list[tuple[str, int | None, Any]]:
     return found
 
 
+def scan_counts(eqn: Any) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried; the rest is scanned.
+
+    Told by rank, because the parameters that say so were renamed in 0.12: a scanned operand or a stacked result
+    has one dim more outside the body than inside.
+    """
+    body = open_jaxpr(eqn.params["jaxpr"])
+    into = zip(eqn.invars, body.invars, strict=True)
+    back = zip(eqn.outvars, body.outvars, strict=True)
+    scanned = sum(len(outer.aval.shape) != len(inner.aval.shape) for outer, inner in into)
+    carried = sum(len(outer.aval.shape) == len(inner.aval.shape) for outer, inner in back)
+    return len(eqn.invars) - scanned - carried, carried
+
+
 def with_bodies(eqn: Any, bodies: Mapping[tuple[str, int | None], Any]) -> dict[str, Any]:
     """The parameters of `eqn` with other bodies, keyed as `sub_jaxprs` names them."""
     params = dict(eqn.params)
