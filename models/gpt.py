@@ -30,10 +30,12 @@ class Config(LanguageConfig):
 CONFIGS = {
     "tiny": Config(),
     "gpt2_small": Config(
-        batch=64, seq=1024, vocab=50304, layers=12, d_model=768, heads=12, dtype="bfloat16", learning_rate=6e-4
+        batch=64, seq=1024, vocab=50304, layers=12, d_model=768, heads=12,
+        dtype="bfloat16", learning_rate=6e-4
     ),
     "gpt2_xl": Config(
-        batch=64, seq=1024, vocab=50304, layers=48, d_model=1600, heads=25, dtype="bfloat16", learning_rate=2e-4,
+        batch=64, seq=1024, vocab=50304, layers=48, d_model=1600, heads=25,
+        dtype="bfloat16", learning_rate=2e-4,
         remat=True,
     ),
 }  # fmt: skip

@@ -17,15 +17,24 @@ def normal(stddev: float) -> nnx.Initializer:
 
 
 def make_blocks(block_of: Callable[[nnx.Rngs], nnx.Module], layers: int, scan: bool, rngs: nnx.Rngs) -> Any:
-    """`layers` blocks: a list, or for a scan one block whose every parameter has a leading dim of `layers`."""
-    if not scan:
-        return nnx.List([block_of(rngs) for _ in range(layers)])
+    """`layers` blocks: a list, or for a scan one block whose parameters have a leading dim of `layers`.
+
+    Both hold the same numbers. One block is traced, however many there are.
+    """
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: block_of(nnx.Rngs(0))))
     keys = jax.random.split(rngs.params(), layers)
-    return nnx.vmap(lambda key: block_of(nnx.Rngs(key)))(keys)
+
+    def params_of(key: jax.Array) -> nnx.State:
+        return nnx.state(block_of(nnx.Rngs(key)))
+
+    if scan:
+        return nnx.merge(graphdef, jax.vmap(params_of)(keys))
+    jitted = jax.jit(params_of)
+    return nnx.List([nnx.merge(graphdef, jitted(key)) for key in keys])
 
 
 def run_blocks(blocks: Any, x: jax.Array, remat: bool) -> jax.Array:
-    """Each block on the result of the one before. remat: keep only the blocks' inputs for the backward pass."""
+    """Each block on the result of the one before. remat: the backward pass keeps only their inputs."""
     if isinstance(blocks, nnx.List):
         for block in blocks:
             graphdef, params = nnx.split(block)
