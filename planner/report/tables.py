@@ -1,4 +1,4 @@
-"""What the commands print, as rich renderables. No glyph outside ASCII, so that pipes and logs read as well."""
+"""What the commands print, as rich renderables. Only ASCII glyphs, so that pipes and logs read as well."""
 
 import dataclasses
 from collections.abc import Sequence

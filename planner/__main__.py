@@ -1,0 +1,212 @@
+"""Plans how to shard a JAX train step: `python -m planner COMMAND --flags`, or `meshwright COMMAND --flags`.
+
+  plan       the best plan for a step on a machine        --model=gpt --config=gpt2_small --machine=tpu_v5e:4x4
+  compare    that plan beside the named schemes           the same flags
+  train      run the plan on real data, and time it       --model=gpt --config=tiny --machine=cpu:8 --steps=30
+  show       a saved plan, or one value of it             plan.json --value='state.params.*'
+  diff       what changes from one saved plan to another  old.json new.json
+  machines   the machines there are, with their sources   or one of them: --machine=gpu_h100_sxm_80gb:2x8
+
+Exit status: 0 done; 2 bad input, said in one sentence; 3 when no plan fits the memory; 130 when interrupted.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+
+import planner
+from planner import arguments
+from planner.errors import InputError, PlannerError
+
+_FLAGS = (  # name, kind, default, what it is; sorted by name
+    ("beside", "string", "", "train: schemes to run as well, to compare with: data,fsdp"),
+    ("config", "string", "", "config of --model; its smallest when left out"),
+    ("help", "boolean", False, "this text"),
+    ("json", "string", "", "file to write the result to as JSON"),
+    ("machine", "string", "", "machine to plan for, like tpu_v5e:4x4; this host's devices when left out"),
+    ("memory_fraction", "float", 0.9, "part of the device memory that a plan may use"),
+    ("mesh", "string", "", "fix the logical mesh: data=4,model=2"),
+    ("model", "string", "", "a model of models/: gpt, llama, mlp, resnet"),
+    ("out", "string", "", "file to save the plan to, for show, diff and --plan"),
+    ("pins", "string", "", "specs to hold: 'batch.*=P(data, -);state.params.*.w1=P(-, model)'"),
+    ("plan", "string", "", "train: run this saved plan instead of making one"),
+    ("schemes", "string", "", "stay inside these named schemes: fsdp,tensor_1d"),
+    ("seconds", "float", 30.0, "time limit of the search"),
+    ("seed", "integer", 0, "seed of the search, the parameters and the data"),
+    ("set", "string", "", "settings of --model: layers=48,batch=64,scan=true,remat=true"),
+    ("step", "string", "", "your own step: package.module:function"),
+    ("steps", "integer", 30, "train: how many steps"),
+    ("value", "string", "", "show: explain the values of this path; * stands for any text"),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command and returns the exit status. argv: program name and arguments, sys.argv if None."""
+    try:
+        return _run(sys.argv if argv is None else argv)
+    except PlannerError as error:
+        print(f"meshwright: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("meshwright: interrupted; nothing more was written.", file=sys.stderr)
+        return 130
+
+
+def _run(argv: list[str]) -> int:
+    values = _flags()
+    try:
+        words = values(argv)[1:]
+    except flags.Error as error:
+        raise InputError(f"{str(error).rstrip(' ?.')}. See `python -m planner --help`.") from error
+    if values.help or not words:
+        print(_usage(values))
+        return 0 if values.help else 2
+    command = _COMMANDS.get(words[0])
+    if command is None:
+        raise InputError(f"There is no command {words[0]!r}; choose one of {', '.join(_COMMANDS)}.")
+    result = command(values, words[1:])
+    if values.json:
+        from planner.storage import write_json
+
+        write_json(values.json, result)
+    return 0
+
+
+def _flags() -> flags.FlagValues:
+    values = flags.FlagValues()  # our own, because jax and absl define flags of theirs in the global one
+    define: dict[str, Callable[..., Any]] = {
+        "boolean": flags.DEFINE_boolean,
+        "float": flags.DEFINE_float,
+        "integer": flags.DEFINE_integer,
+        "string": flags.DEFINE_string,
+    }
+    for name, kind, default, text in _FLAGS:
+        define[kind](name, default, text, flag_values=values)
+    return values
+
+
+def _usage(values: flags.FlagValues) -> str:
+    rows = (f"  --{name:<17}{values[name].help}" for name, *_ in _FLAGS)
+    return "\n".join([(__doc__ or "").rstrip(), "", "Flags:", *rows])
+
+
+def _job(values: flags.FlagValues) -> Any:
+    from planner.jobs import model_job, step_job
+
+    if bool(values.model) == bool(values.step):
+        raise InputError("Say what to plan: either --model=gpt, or --step=package.module:function.")
+    if values.step:
+        if values.set or values.config:
+            raise InputError("--set and --config belong to --model; write the settings into your own step.")
+        return step_job(values.step)
+    return model_job(values.model, values.config, arguments.parse_settings(values.set))
+
+
+def _choices(values: flags.FlagValues) -> dict[str, Any]:
+    """The keywords that plan, compare and plan_and_shard share."""
+    return {
+        "machine": values.machine or None,
+        "mesh": arguments.parse_mesh(values.mesh),
+        "pins": arguments.parse_pins(values.pins),
+        "schemes": arguments.parse_names(values.schemes) or None,
+        "memory_fraction": values.memory_fraction,
+        "seconds": values.seconds,
+        "seed": values.seed,
+    }
+
+
+def _no_words(words: list[str]) -> None:
+    if words:
+        raise InputError(f"{words[0]!r} is no flag. Write flags as --name=value.")
+
+
+def _print(renderable: Any) -> None:
+    from planner.report.tables import console
+
+    console().print(renderable)
+
+
+def _plan(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.plans import as_json
+
+    _no_words(words)
+    choices, job = _choices(values), _job(values)
+    plan = planner.plan(job.step, *job.args, **choices)
+    _print(plan.table())
+    if values.out:
+        plan.save(values.out)
+    return as_json(plan)
+
+
+def _compare(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.plans import as_json
+    from planner.report.tables import comparison_table
+
+    _no_words(words)
+    choices, job = _choices(values), _job(values)
+    plan = planner.compare(job.step, *job.args, **choices)
+    _print(comparison_table(plan))
+    if values.out:
+        plan.save(values.out)
+    return as_json(plan)
+
+
+def _show(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.plans import as_json, load
+    from planner.report.tables import paragraph
+
+    if len(words) != 1:
+        raise InputError("show takes one plan file. Write it as `python -m planner show plan.json`.")
+    plan = load(words[0])
+    _print(paragraph([plan.explain(values.value)]) if values.value else plan.table())
+    return as_json(plan)
+
+
+def _diff(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.plans import load
+    from planner.report.tables import paragraph
+
+    if len(words) != 2:
+        raise InputError("diff takes two plan files. Write it as `python -m planner diff old.json new.json`.")
+    text = load(words[0]).diff(load(words[1]))
+    _print(paragraph([text or "The two plans are the same."]))
+    return text.splitlines()
+
+
+def _machines(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.report.machines import as_json, machine_table
+
+    _no_words(words)
+    _print(machine_table(values.machine))
+    return as_json(values.machine)
+
+
+def _train(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.train_command import train
+
+    _no_words(words)
+    if values.steps < 2:
+        raise InputError(f"--steps is {values.steps}; the first step compiles, so give 2 or more.")
+    return train(
+        lambda: _job(values),
+        _choices(values),
+        plan_file=values.plan,
+        beside=arguments.parse_names(values.beside),
+        steps=values.steps,
+        out=values.out,
+    )
+
+
+_COMMANDS: dict[str, Callable[[flags.FlagValues, list[str]], Any]] = {
+    "compare": _compare,
+    "diff": _diff,
+    "machines": _machines,
+    "plan": _plan,
+    "show": _show,
+    "train": _train,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
