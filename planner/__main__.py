@@ -1,11 +1,11 @@
 """Plans how to shard a JAX train step: `python -m planner COMMAND --flags`, or `meshwright COMMAND --flags`.
 
-  plan       the best plan for a step on a machine        --model=gpt --config=gpt2_small --machine=tpu_v5e:4x4
-  compare    that plan beside the named schemes           the same flags
-  train      run the plan on real data, and time it       --model=gpt --config=tiny --machine=cpu:8 --steps=30
-  show       a saved plan, or one value of it             plan.json --value='state.params.*'
-  diff       what changes from one saved plan to another  old.json new.json
-  machines   the machines there are, with their sources   or one of them: --machine=gpu_h100_sxm_80gb:2x8
+  plan      the best plan for a step on a machine        --model=gpt --config=gpt2_small --machine=tpu_v5e:4x4
+  compare   that plan beside the named schemes           the same flags
+  train     run the plan on real data, and time it       --model=gpt --config=tiny --machine=cpu:8 --steps=30
+  show      a saved plan, or one value of it             plan.json --value='state.params.*'
+  diff      what changes from one saved plan to another  old.json new.json
+  machines  the machines there are, with their sources   or one of them: --machine=gpu_h100_sxm_80gb:2x8
 
 Exit status: 0 done; 2 bad input, said in one sentence; 3 when no plan fits the memory; 130 when interrupted.
 """

@@ -16,7 +16,7 @@ def parse_mesh(text: str) -> dict[str, int] | None:
     for part in parse_names(text):
         axis, _, size = (piece.strip() for piece in part.partition("="))
         if not axis.isidentifier() or not size.isdecimal() or int(size) < 1:
-            raise InputError(f"--mesh has {part!r}, which is no axis and size. Write it as data=4,model=2.")
+            raise InputError(f"--mesh has {part!r}, no axis and size. Write it as data=4,model=2.")
         if axis in mesh:
             raise InputError(f"--mesh names the axis {axis!r} twice. Give every axis once.")
         mesh[axis] = int(size)
@@ -37,9 +37,7 @@ def parse_pins(text: str) -> dict[str, Spec] | None:
         except ValueError:
             path = ""
         if not path:
-            raise InputError(
-                f"--pins has {part!r}, which is no path and spec. Write it as 'batch.x=P(data, -)'."
-            )
+            raise InputError(f"--pins has {part!r}, no path and spec. Write it as 'batch.x=P(data, -)'.")
     return pins or None
 
 
@@ -53,7 +51,7 @@ def parse_settings(text: str) -> dict[str, Setting]:
     for part in parse_names(text):
         name, sign, value = (piece.strip() for piece in part.partition("="))
         if not name.isidentifier() or not sign or not value:
-            raise InputError(f"--set has {part!r}, which is no setting. Write it as layers=48,batch=64.")
+            raise InputError(f"--set has {part!r}, no setting. Write it as layers=48,batch=64.")
         settings[name] = _value(value)
     return settings
 

@@ -54,7 +54,7 @@ def step_job(target: str) -> Job:
             f"--step={target} cannot be loaded: {error}. Check the name and the folder."
         ) from error
     try:
-        made = function()
+        made: Any = function()
     except Exception as error:
         raise InputError(
             f"--step={target} failed with {type(error).__name__}: {error}. Call {function_name}() in Python "

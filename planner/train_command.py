@@ -1,4 +1,4 @@
-"""The command `train`: the plan and some named schemes, each run on the same data, beside what was predicted."""
+"""The command `train`: runs the plan and some named schemes on the same data, and says what each one took."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from planner import api
+import planner
 from planner.errors import InputError
 from planner.jobs import Job
 from planner.plans import as_json, load
@@ -24,7 +24,7 @@ def train(
     steps: int,
     out: str,
 ) -> dict[str, Any]:
-    """Plans (or loads plan_file), runs `steps` steps of the plan and of each scheme in `beside`, prints the table.
+    """Plans (or loads plan_file), runs `steps` steps of the plan and of each scheme in `beside`, prints a table.
 
     choices: the keywords of `planner.plan`. Returns what `--json` writes. Raises PlannerError for bad input.
     """
@@ -39,9 +39,9 @@ def train(
         )
     screen = console()
     plan = load(plan_file) if plan_file else None
-    sharded = {"chosen": api.plan_and_shard(job.step, *job.args, plan=plan, **choices)}
+    sharded = {"chosen": planner.plan_and_shard(job.step, *job.args, plan=plan, **choices)}
     for scheme in beside:
-        sharded[scheme] = api.plan_and_shard(job.step, *job.args, **{**choices, "schemes": (scheme,)})
+        sharded[scheme] = planner.plan_and_shard(job.step, *job.args, **{**choices, "schemes": (scheme,)})
     screen.print(paragraph(headline(sharded["chosen"].plan)))
     rows = [_measured(job, name, step, steps, choices["seed"]) for name, step in sharded.items()]
     screen.print(paragraph([""]), measured_table(rows), paragraph(["", *footnotes(sharded["chosen"].plan)]))
@@ -60,6 +60,7 @@ def _measured(job: Job, name: str, step: Any, steps: int, seed: int) -> Measured
         def tick(number: int, loss: float) -> None:
             progress.update(task, completed=number, loss=f"{loss:.3f}")
 
-        assert job.init is not None and job.make_batch is not None  # `train` has asked
+        assert job.init is not None  # `train` has asked
+        assert job.make_batch is not None
         seconds, losses = run(step, job.init, job.make_batch, steps=steps, seed=seed, tick=tick)
     return Measured(name, step.plan.step_seconds, seconds, losses)

@@ -25,8 +25,8 @@ def use_cpu_devices(count: int) -> None:
     except RuntimeError as error:
         if jax.default_backend() != "cpu" or jax.device_count() < count:
             raise InputError(
-                f"jax already runs on {jax.device_count()} {jax.default_backend()} devices, so cpu:{count} cannot"
-                " be used. Start a new process."
+                f"jax already runs on {jax.device_count()} {jax.default_backend()} devices, so cpu:{count}"
+                " cannot be used. Start a new process."
             ) from error
 
 
