@@ -1,6 +1,7 @@
 """The command `train`: runs the plan and some named schemes on the same data, and says what each one took."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def train(
     steps: int,
     out: str,
 ) -> dict[str, Any]:
-    """Plans (or loads plan_file), runs `steps` steps of the plan and of each scheme in `beside`, prints a table.
+    """Runs `steps` steps of the plan (made, or loaded) and of each scheme in `beside`, and prints a table.
 
     choices: the keywords of `planner.plan`. Returns what `--json` writes. Raises PlannerError for bad input.
     """
@@ -43,24 +44,24 @@ def train(
     for scheme in beside:
         sharded[scheme] = planner.plan_and_shard(job.step, *job.args, **{**choices, "schemes": (scheme,)})
     screen.print(paragraph(headline(sharded["chosen"].plan)))
-    rows = [_measured(job, name, step, steps, choices["seed"]) for name, step in sharded.items()]
+    running = functools.partial(
+        run, init=job.init, make_batch=job.make_batch, steps=steps, seed=choices["seed"]
+    )
+    rows = [_measured(name, step, steps, running) for name, step in sharded.items()]
     screen.print(paragraph([""]), measured_table(rows), paragraph(["", *footnotes(sharded["chosen"].plan)]))
     if out:
         sharded["chosen"].plan.save(out)
     return {"plan": as_json(sharded["chosen"].plan), "runs": [dataclasses.asdict(row) for row in rows]}
 
 
-def _measured(job: Job, name: str, step: Any, steps: int, seed: int) -> Measured:
+def _measured(name: str, step: Any, steps: int, running: Callable[..., Any]) -> Measured:
     words = TextColumn("{task.fields[name]:<10} loss {task.fields[loss]}")
-    with Progress(
-        words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console()
-    ) as progress:
+    columns = (words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console()) as progress:
         task = progress.add_task("", total=steps, name=name, loss="  -  ")
 
         def tick(number: int, loss: float) -> None:
             progress.update(task, completed=number, loss=f"{loss:.3f}")
 
-        assert job.init is not None  # `train` has asked
-        assert job.make_batch is not None
-        seconds, losses = run(step, job.init, job.make_batch, steps=steps, seed=seed, tick=tick)
+        seconds, losses = running(step, tick=tick)
     return Measured(name, step.plan.step_seconds, seconds, losses)

@@ -32,9 +32,9 @@ def use_cpu_devices(count: int) -> None:
 
 def run(
     step: Any,
+    *,
     init: Callable[[Any], Any],
     make_batch: Callable[[np.random.Generator], Any],
-    *,
     steps: int,
     seed: int,
     tick: Callable[[int, float], None],
