@@ -63,8 +63,8 @@ def sub_jaxprs(eqn: Any) -> list[tuple[str, int | None, Any]]:
 def scan_counts(eqn: Any) -> tuple[int, int]:
     """How many operands of a scan are constants, and how many are carried; the rest is scanned.
 
-    Told by rank, because the parameters that say so were renamed in 0.12: a scanned operand or a stacked result
-    has one dim more outside the body than inside.
+    Told by rank, because the parameters that say so were renamed in 0.12: a scanned operand or a stacked
+    result has one dim more outside the body than inside.
     """
     body = open_jaxpr(eqn.params["jaxpr"])
     into = zip(eqn.invars, body.invars, strict=True)
@@ -89,14 +89,13 @@ def with_bodies(eqn: Any, bodies: Mapping[tuple[str, int | None], Any]) -> dict[
 
 def unplaced(params: dict[str, Any]) -> dict[str, Any]:
     """The parameters of a nested jit without the user's shardings, which speak of the user's mesh."""
-    if not any(
-        isinstance(s, Sharding) for s in (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
-    ):
+    sides = {side: params.get(side, ()) for side in ("in_shardings", "out_shardings")}
+    if not any(isinstance(given, Sharding) for several in sides.values() for given in several):
         return params
     (plain,) = open_jaxpr(jax.make_jaxpr(jax.jit(lambda x: x + x))(0)).eqns
     (nothing,) = plain.params["in_shardings"]
-    sides = {side: (nothing,) * len(params[side]) for side in ("in_shardings", "out_shardings")}
-    return {**params, **sides, "ctx_mesh": plain.params["ctx_mesh"]}
+    bare = {side: (nothing,) * len(several) for side, several in sides.items()}
+    return {**params, **bare, "ctx_mesh": plain.params["ctx_mesh"]}
 
 
 def is_literal(atom: Any) -> bool:
@@ -313,16 +312,17 @@ def leaf_paths(traced: Traced) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a user calls each flattened argument and result: `state.params.layers.0.w`, `result.1.loss`."""
     leaves = jax.tree.unflatten(traced.in_tree, range(traced.in_tree.num_leaves))
     arguments = [
-        _join(name, path)
+        join(name, path)
         for name, tree in zip(traced.names, leaves, strict=True)
         for path, _ in jax.tree.leaves_with_path(tree)
     ]
     result = jax.tree.unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
-    results = [_join("result", path) for path, _ in jax.tree.leaves_with_path(result)]
+    results = [join("result", path) for path, _ in jax.tree.leaves_with_path(result)]
     return tuple(arguments), tuple(results)
 
 
-def _join(name: str, path: Any) -> str:
+def join(name: str, path: Any) -> str:
+    """The name of a leaf: its argument's, and its place in the argument's pytree."""
     rest = jax.tree_util.keystr(path, simple=True, separator=".")
     return f"{name}.{rest}" if rest else name
 
