@@ -1,0 +1,194 @@
+"""From nodes to the Problem: one variable per node, one table per link, bytes over time.
+
+    node cost[s]     = work of the node under strategy s + collectives that finish its partial sums
+    edge cost[s, t]  = collectives from the spec the maker leaves under s to the spec the user reads under t
+    usage            = what each node keeps (from when it is made until it is last read), the step's arguments all the
+                       time, and a resharded copy while it is needed
+
+Nodes with the same signature share strategies and costs, links between the same signatures share one table: 48 equal
+layers cost as much to build as one.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.problem import Problem, Usage
+from planner.cost.roofline import work_seconds
+from planner.cost.traffic import Network, finishes, moves
+from planner.graph.coarsen import Coarse, Link, Node
+from planner.graph.graph import Graph
+from planner.graph.labels import ATTRIBUTE, SAMPLE
+from planner.sharding.spec import Spec, pieces
+from planner.sharding.strategy import Strategy, result_spec, spec_of, strategies
+
+Ints = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class PortSpecs:
+    """The different specs a port takes, and which one each strategy gives it."""
+
+    specs: tuple[Spec, ...]
+    index: Ints
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeTable:
+    """What all nodes of one signature share."""
+
+    strategies: tuple[Strategy, ...]
+    cost: NDArray[np.float64]
+    inputs: tuple[PortSpecs, ...]
+    outputs: tuple[PortSpecs, ...]
+    kept: tuple[NDArray[np.float64], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """The Problem of one step on one mesh, with what its numbers stand for."""
+
+    problem: Problem
+    nodes: tuple[NodeTable, ...]
+    network: Network
+
+
+def build(graph: Graph, coarse: Coarse, network: Network, limit: float) -> Tables:
+    """The Problem of a coarsened graph on one mesh, whose devices hold `limit` bytes each."""
+    return _Build(graph, coarse, network).tables(limit)
+
+
+class _Build:
+    def __init__(self, graph: Graph, coarse: Coarse, network: Network) -> None:
+        self.graph, self.coarse, self.network = graph, coarse, network
+        self.sizes = network.sizes
+        self.primitive = {op.id: op.primitive for op in graph.ops}
+        self.shared: dict[tuple, NodeTable] = {}
+        self.edge_tables: dict[tuple, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+        self.replaced = {leaf.value for leaf in graph.results if leaf.partner is not None}
+
+    def tables(self, limit: float) -> Tables:
+        nodes, keys = [], []
+        feeds = self._copy_feeds()
+        for node in self.coarse.nodes:
+            key = self._signature(node)
+            if node.kind == "copy":  # its specs are those its readers want
+                key = (*key, tuple((keys[user], into) for user, into in feeds[node.id]))
+            if key not in self.shared:
+                readers = [nodes[user].inputs[into] for user, into in feeds.get(node.id, ())]
+                self.shared[key] = self._table(node, readers)
+            nodes.append(self.shared[key])
+            keys.append(id(self.shared[key]))
+        costs, edge_usages = [], []
+        for e, link in enumerate(self.coarse.links):
+            cost, held = self._edge(link, nodes)
+            costs.append(cost)
+            port = self.coarse.nodes[link.user].inputs[link.into]
+            if self.coarse.nodes[link.user].kind != "leaf" and held.any():
+                edge_usages.append(Usage(e, port.first, port.last + 1, held))
+        problem = Problem(
+            node_costs=tuple(table.cost for table in nodes),
+            edges=tuple((link.maker, link.user) for link in self.coarse.links),
+            edge_costs=tuple(costs),
+            node_usages=tuple(self._usages(nodes)),
+            edge_usages=tuple(edge_usages),
+            usage_limit=limit,
+            horizon=len(self.graph.ops) + 1,
+        )
+        return Tables(problem, tuple(nodes), self.network)
+
+    def _copy_feeds(self) -> dict[int, list[tuple[int, int]]]:
+        feeds: dict[int, list[tuple[int, int]]] = {}
+        for link in self.coarse.links:
+            if self.coarse.nodes[link.maker].kind == "copy":
+                feeds.setdefault(link.maker, []).append((link.user, link.into))
+        return feeds
+
+    def _signature(self, node: Node) -> tuple:
+        def ports(several) -> tuple:
+            return tuple((p.dims, self.graph.values[p.value].itemsize, p.repeat) for p in several)
+
+        primitive = self.primitive[node.ops[0]] if node.ops else ""
+        return (
+            node.kind,
+            primitive if node.kind == "op" or len(node.ops) == 1 else "",
+            node.sizes,
+            node.splittable,
+            ports(node.inputs),
+            ports(node.outputs),
+            tuple((s.dims, s.reduced, s.repeat, self.graph.values[s.value].itemsize) for s in node.sums),
+            node.flops,
+            node.repeat,
+            self._stores_state(node),
+        )
+
+    def _stores_state(self, node: Node) -> bool:
+        return node.kind in ("leaf", "block") and not any(label in (SAMPLE, ATTRIBUTE) for _, label in node.labels)
+
+    def _table(self, node: Node, readers: list[PortSpecs]) -> NodeTable:
+        graph, sizes = self.graph, self.sizes
+        if node.kind == "copy":
+            found = _copies(node, readers)
+        else:
+            found = strategies(node, sizes, self._stores_state(node))
+        primitive = self.primitive[node.ops[0]] if node.ops else ""
+        work = work_seconds(node, primitive, graph, found, self.network.machine, sizes)
+        sums = [self.network.price(finishes(node, graph, s, sizes)) if s.split else 0.0 for s in found]
+        outputs = tuple(_port_specs([result_spec(p.dims, s) for s in found]) for p in node.outputs)
+        kept = tuple(
+            np.array([graph.values[p.value].bytes / pieces(spec, sizes) for spec in held.specs])[held.index]
+            for p, held in zip(node.outputs, outputs, strict=True)
+        )
+        return NodeTable(
+            strategies=found,
+            cost=np.array(work) + np.array(sums),
+            inputs=tuple(_port_specs([spec_of(p.dims, s) for s in found]) for p in node.inputs),
+            outputs=outputs,
+            kept=kept,
+        )
+
+    def _edge(
+        self, link: Link, nodes: list[NodeTable]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        port = self.coarse.nodes[link.user].inputs[link.into]
+        made, read = nodes[link.maker].outputs[link.out], nodes[link.user].inputs[link.into]
+        whole = self.graph.values[port.value].bytes
+        key = (id(made), id(read), whole, port.repeat)
+        if key not in self.edge_tables:
+            cost = np.empty((len(made.specs), len(read.specs)))
+            held = np.zeros_like(cost)
+            for i, source in enumerate(made.specs):
+                for j, target in enumerate(read.specs):
+                    cost[i, j] = self.network.price(moves(port, self.graph, source, target, self.sizes))
+                    if source != target:
+                        held[i, j] = whole / pieces(target, self.sizes)
+            grid = np.ix_(made.index, read.index)
+            self.edge_tables[key] = (cost[grid], held[grid])
+        return self.edge_tables[key]
+
+    def _usages(self, nodes: list[NodeTable]) -> list[Usage]:
+        found = []
+        for node, table in zip(self.coarse.nodes, nodes, strict=True):
+            if node.kind == "copy":
+                continue  # counted on the edge that makes the copy
+            for port, kept in zip(node.outputs, table.kept, strict=True):
+                last = port.last
+                if port.value in self.replaced:  # written into the donated argument's own buffer
+                    last = min(last, port.first)
+                found.append(Usage(node.id, port.first, last + 1, kept))
+        return found
+
+
+def _copies(node: Node, readers: list[PortSpecs]) -> tuple[Strategy, ...]:
+    wanted = dict.fromkeys(spec for port in readers for spec in port.specs)
+    names = [dim[0] for dim in node.outputs[0].dims]
+    return tuple(
+        Strategy({name: axes for name, axes in zip(names, spec, strict=True) if axes}, {}) for spec in wanted
+    )
+
+
+def _port_specs(specs: list[Spec]) -> PortSpecs:
+    order: Mapping[Spec, int] = {spec: i for i, spec in enumerate(dict.fromkeys(specs))}
+    return PortSpecs(tuple(order), np.array([order[spec] for spec in specs], dtype=np.int64))

@@ -1,0 +1,176 @@
+"""From a solver's choice to a Plan: specs at sites, collectives, memory, words."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from planner.cost.problem import usage_over_time
+from planner.cost.tables import Tables
+from planner.cost.traffic import Transfer, finishes, moves
+from planner.graph.coarsen import Coarse, Link
+from planner.graph.graph import Graph, Site
+from planner.graph.notation import show as show_rule
+from planner.plans import Collective, LeafPlan
+from planner.sharding.named import Sort
+from planner.sharding.reshard import reshard
+from planner.sharding.spec import Spec, pieces, replicated
+from planner.sharding.strategy import Strategy, result_spec, spec_of
+
+
+class Decided:
+    """A choice with what it means: the strategy of every node, the spec of every value."""
+
+    def __init__(self, graph: Graph, coarse: Coarse, tables: Tables, choice: Sequence[int]) -> None:
+        self.graph, self.coarse, self.tables, self.choice = graph, coarse, tables, tuple(choice)
+        self.sizes = tables.network.sizes
+        self.strategy: tuple[Strategy, ...] = tuple(
+            table.strategies[c] for table, c in zip(tables.nodes, choice, strict=True)
+        )
+        self.specs: dict[int, Spec] = {}
+        for node, strategy in zip(coarse.nodes, self.strategy, strict=True):
+            if node.kind != "copy":
+                for port in node.outputs:
+                    self.specs[port.value] = result_spec(port.dims, strategy)
+                for value, dims in node.inner:
+                    self.specs[value] = spec_of(dims, strategy)
+
+    def spec(self, value: int) -> Spec:
+        """How a value is kept; scalars and unused arguments are replicated."""
+        if value < 0:
+            return ()
+        return self.specs.get(value, replicated(len(self.graph.values[value].shape)))
+
+    def made(self, link: Link) -> Spec:
+        """The spec that the maker of a link leaves."""
+        return result_spec(self.coarse.nodes[link.maker].outputs[link.out].dims, self.strategy[link.maker])
+
+    def read(self, link: Link) -> Spec:
+        """The spec that the user of a link wants."""
+        return spec_of(self.coarse.nodes[link.user].inputs[link.into].dims, self.strategy[link.user])
+
+
+def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
+    """Where to constrain what: every value where it is made, and every use that wants another spec."""
+    found: dict[Site, tuple[Spec, ...]] = {}
+    values = decided.graph.values
+    for value, spec in decided.specs.items():
+        found.update({site: (spec,) for site in values[value].made})
+    way_to_copy = {}
+    nodes = decided.coarse.nodes
+    for link in decided.coarse.links:
+        if nodes[link.user].kind == "copy":
+            way_to_copy[link.user] = _way(decided.made(link), decided.read(link), decided.sizes)
+    for link in decided.coarse.links:
+        if nodes[link.user].kind == "copy":
+            continue
+        way = way_to_copy.get(link.maker, ()) + _way(decided.made(link), decided.read(link), decided.sizes)
+        if way:
+            found.update({site: way for site in nodes[link.user].inputs[link.into].uses})
+    return found
+
+
+def _way(source: Spec, target: Spec, sizes: Mapping[str, int]) -> tuple[Spec, ...]:
+    """The specs a value passes through, the first one left out."""
+    if source == target:
+        return ()
+    steps = [step.spec for step in reshard(source, target, dict(sizes))]
+    return tuple(dict.fromkeys([*steps, target]))
+
+
+def transfers(decided: Decided) -> Iterator[Transfer]:
+    """Every collective of the step, in no order."""
+    for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
+        yield from finishes(node, decided.graph, strategy, decided.sizes)
+    for link in decided.coarse.links:
+        port = decided.coarse.nodes[link.user].inputs[link.into]
+        yield from moves(port, decided.graph, decided.made(link), decided.read(link), decided.sizes)
+
+
+def collectives(decided: Decided) -> tuple[Collective, ...]:
+    """The planned collectives with their prices, the most expensive first."""
+    network = decided.tables.network
+    source = {value: op.source for op in decided.graph.ops for value in op.results}
+    found = [
+        Collective(
+            kind=t.kind,
+            axes=t.axes,
+            bytes=t.bytes,
+            wire_bytes=network.wire_bytes(t.kind, t.axes, t.bytes),
+            seconds=network.seconds(t.kind, t.axes, t.bytes),
+            times=t.times,
+            value=decided.graph.values[t.value].name,
+            source=source.get(t.value, ""),
+        )
+        for t in transfers(decided)
+    ]
+    return tuple(sorted(found, key=lambda c: -c.seconds * c.times))
+
+
+def wire_bytes(decided: Decided) -> float:
+    """Bytes each device sends in a step."""
+    network = decided.tables.network
+    return sum(t.times * network.wire_bytes(t.kind, t.axes, t.bytes) for t in transfers(decided))
+
+
+def communication_seconds(decided: Decided) -> float:
+    """Seconds of all collectives of a step, one after the other."""
+    return decided.tables.network.price(transfers(decided))
+
+
+_HELD_AS = {"parameter": "parameters", "moment": "optimizer state", "data": "batch"}
+
+
+def memory_at_peak(decided: Decided, sorts: Mapping[int, Sort]) -> dict[str, float]:
+    """Bytes per device by kind, at the time when most is held."""
+    problem, nodes = decided.tables.problem, decided.coarse.nodes
+    peak = int(np.argmax(usage_over_time(problem, decided.choice)))
+    held: dict[str, float] = defaultdict(float)
+    for usage in problem.node_usages:
+        if usage.first <= peak < usage.last:
+            node = nodes[usage.of]
+            kind = _HELD_AS.get(sorts[node.id]) or (
+                "activations" if sorts[node.id] == "activation" or _from_examples(node.labels, node) else "gradients"
+            )
+            held[kind] += float(usage.bytes[decided.choice[usage.of]])
+    for usage in problem.edge_usages:
+        if usage.first <= peak < usage.last:
+            u, w = problem.edges[usage.of]
+            held["resharded copies"] += float(usage.bytes[decided.choice[u], decided.choice[w]])
+    return {kind: count for kind, count in sorted(held.items()) if count}
+
+
+def _from_examples(labels: Sequence[tuple[str, str]], node) -> bool:
+    """Whether what a heavy op keeps has a dim along the examples."""
+    of = dict(labels)
+    return any(of.get(dim[0]) in ("sample", "attribute") for port in node.outputs for dim in port.dims if dim)
+
+
+def leaf_plans(decided: Decided) -> tuple[tuple[LeafPlan, ...], tuple[LeafPlan, ...]]:
+    """Where the arguments and results live; a result that replaces an argument lives as that argument does."""
+    graph = decided.graph
+
+    def planned(path: str, value: int, spec: Spec) -> LeafPlan:
+        if value < 0:
+            return LeafPlan(path, (), "", (), 0.0)
+        v = graph.values[value]
+        return LeafPlan(path, v.shape, v.dtype, spec, v.bytes / pieces(spec, decided.sizes))
+
+    arguments = tuple(planned(a.path, a.value, decided.spec(a.value)) for a in graph.arguments)
+    results = tuple(
+        planned(r.path, r.value, decided.spec(r.value) if r.partner is None else arguments[r.partner].spec)
+        for r in graph.results
+    )
+    return arguments, results
+
+
+def fingerprint(graph: Graph) -> str:
+    """Identifies a step: equal for equal programs on equal shapes, whatever the values."""
+    digest = hashlib.sha256()
+    for leaf in (*graph.arguments, *graph.results):
+        shape = graph.values[leaf.value].shape if leaf.value >= 0 else ()
+        digest.update(f"{leaf.path}{shape}".encode())
+    for op in graph.ops:
+        digest.update(f"{op.primitive}{op.operands}{op.results}{show_rule(op.rule)}{op.repeat}".encode())
+    return digest.hexdigest()[:16]

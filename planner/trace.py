@@ -1,0 +1,352 @@
+"""From a jaxpr to the Graph: one flat list of ops, whatever the nesting.
+
+    walk(jaxpr, inputs) -> outputs
+        for each equation: read the operands, look its primitive up, write the results
+
+jit, remat and custom-derivative calls are walked through as if they were not there. The body of a scan, while or
+cond is inlined once; what crosses its border goes through the pseudo-ops of `planner.graph.graph`. An equation
+without a rule becomes one op that cannot be split. Ops that no result needs are dropped at the end.
+"""
+
+import dataclasses
+import functools
+import itertools
+import os
+import sysconfig
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from planner import rules
+from planner.graph.graph import Graph, Leaf, Op, Path, Site, Value
+from planner.graph.rule import Dims, Rule
+from planner.jax_compat import Traced, is_literal, leaf_paths, open_jaxpr, state_partners, sub_jaxprs
+
+_INLINED = frozenset(
+    "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call custom_lin run_state".split()
+)
+
+
+def build_graph(traced: Traced) -> Graph:
+    """The Graph of a traced step. Its arguments and results are in flattened order; their sites are those of
+    `traced.closed_jaxpr`, so that a plan for the Graph can be written back into the jaxpr."""
+    walk = _Walk()
+    jaxpr = open_jaxpr(traced.closed_jaxpr)
+    argument_paths, result_paths = leaf_paths(traced)
+    partners = state_partners(traced)
+    arguments = [
+        walk.value(var.aval, name, (Site("in", (), 0, i),))
+        for i, (var, name) in enumerate(zip(jaxpr.invars, argument_paths, strict=True))
+    ]
+    results = walk.jaxpr(traced.closed_jaxpr, arguments, (), (), 1.0)
+    donated = set(traced.donated)
+    replaced = {out: arg for arg, out in partners.items()}
+    return Graph(
+        values=tuple(dataclasses.replace(v, made=tuple(walk.sites[v.id])) for v in walk.values),
+        ops=_needed(walk.finished_ops(), results),
+        arguments=tuple(
+            Leaf(value, name, i, partners.get(i), i in donated)
+            for i, (value, name) in enumerate(zip(arguments, argument_paths, strict=True))
+        ),
+        results=tuple(
+            Leaf(-1 if value is None else value, name, i, replaced.get(i))
+            for i, (value, name) in enumerate(zip(results, result_paths, strict=True))
+        ),
+        unknown=dict(sorted(walk.unknown.items())),
+        notes=tuple(dict.fromkeys(walk.notes)),
+    )
+
+
+def _needed(ops: Sequence[Op], results: Iterable[int | None]) -> tuple[Op, ...]:
+    """The ops that some result depends on; what they pass through loops counts in every direction."""
+    maker = {value: op for op in ops for value in op.results}
+    wanted: set[int] = set()
+    stack = [value for value in results if value is not None]
+    while stack:
+        op = maker.get(stack.pop())
+        if op is not None and op.id not in wanted:
+            wanted.add(op.id)
+            stack.extend(value for value in op.operands if value is not None)
+    return tuple(op for op in ops if op.id in wanted)
+
+
+class _Walk:
+    """The state of one walk: values and ops made so far."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.sites: list[list[Site]] = []
+        self.ops: list[dict[str, Any]] = []
+        self.unknown: Counter[str] = Counter()
+        self.notes: list[str] = []
+
+    def value(self, aval: Any, name: str, sites: Sequence[Site]) -> int:
+        """A new value; sites: where it can be constrained."""
+        shape, dtype = tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
+        self.values.append(Value(len(self.values), shape, str(dtype), _itemsize(dtype), name))
+        self.sites.append(list(sites))
+        return len(self.values) - 1
+
+    def jaxpr(
+        self, closed: Any, inputs: Sequence[int | None], path: Path, region: Path, repeat: float
+    ) -> list[int | None]:
+        """Walk a jaxpr whose inputs are these values; returns the values of its outputs (None for a literal)."""
+        inner = open_jaxpr(closed)
+        env: dict[Any, int | None] = dict(zip(inner.invars, inputs, strict=True))
+        for var in inner.constvars:
+            env[var] = self.value(var.aval, "constant", ())
+
+        def read(atom: Any) -> int | None:
+            return None if is_literal(atom) else env[atom]
+
+        for i, eqn in enumerate(inner.eqns):
+            operands = [read(atom) for atom in eqn.invars]
+            results = self.equation(eqn, i, operands, path, region, repeat)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [read(atom) for atom in inner.outvars]
+
+    def equation(
+        self, eqn: Any, i: int, operands: list[int | None], path: Path, region: Path, repeat: float
+    ) -> list[int | None]:
+        name = eqn.primitive.name
+        if name in _INLINED:
+            ((parameter, index, inner),) = sub_jaxprs(eqn)
+            return self.jaxpr(inner, operands, (*path, (i, parameter, index)), region, repeat)
+        if name == "sharding_constraint":  # the user's; the rewriting drops it, the plan replaces it
+            return operands
+        if name == "scan":
+            return self.scan(eqn, i, operands, path, repeat)
+        if name == "while":
+            return self.loop(eqn, i, operands, path, repeat)
+        if name == "cond":
+            return self.branches(eqn, i, operands, path, region, repeat)
+        return self.plain(eqn, i, operands, path, region, repeat)
+
+    def plain(
+        self, eqn: Any, i: int, operands: list[int | None], path: Path, region: Path, repeat: float
+    ) -> list[int | None]:
+        name = eqn.primitive.name
+        ins = [atom.aval for atom in eqn.invars]
+        outs = [var.aval for var in eqn.outvars]
+        rule = rules.rule_of(name, eqn.params, ins, outs)
+        if rule is None:
+            self.unknown[name] += 1
+            rule = _whole_rule(ins, outs)
+            flops, light = 0.0, False
+        else:
+            flops, light = rules.flops_of(name, eqn.params, ins, outs), rules.is_light(name, ins, outs)
+        source = _source_line(eqn)
+        results: list[int | None] = [
+            self.value(aval, f"{name} ({source})" if source else name, (Site("out", path, i, k),))
+            for k, aval in enumerate(outs)
+        ]
+        uses = [(Site("use", path, i, k),) for k in range(len(ins))]
+        self.op(name, operands, results, uses, rule, flops, light, repeat, region, source)
+        return results
+
+    def op(
+        self,
+        primitive: str,
+        operands: Sequence[int | None],
+        results: Sequence[int | None],
+        uses: Sequence[tuple[Site, ...]],
+        rule: Rule,
+        flops: float,
+        light: bool,
+        repeat: float,
+        region: Path,
+        source: str,
+    ) -> dict[str, Any]:
+        record = {
+            "id": len(self.ops),
+            "primitive": primitive,
+            "operands": list(operands),
+            "results": tuple(results),
+            "uses": tuple(uses),
+            "rule": rule,
+            "flops": flops,
+            "light": light,
+            "repeat": repeat,
+            "region": region,
+            "source": source,
+        }
+        self.ops.append(record)
+        return record
+
+    def finished_ops(self) -> list[Op]:
+        return [Op(**{**record, "operands": tuple(record["operands"])}) for record in self.ops]
+
+    def pseudo(
+        self,
+        primitive: str,
+        operands: Sequence[int | None],
+        results: Sequence[int],
+        uses: Sequence[tuple[Site, ...]],
+        repeat: float,
+        region: Path,
+        source: str,
+    ) -> dict[str, Any]:
+        """A pseudo-op: it moves no data of its own, its rule only ties specs together."""
+        ins = [self.values[results[0] if v is None else v] for v in operands]
+        outs = [self.values[v] for v in results]
+        rule = rules.rule_of(primitive, {}, ins, outs)
+        assert rule is not None, f"the rule table lost the pseudo-op {primitive}"
+        light = rules.is_light(primitive, ins, outs)
+        return self.op(primitive, operands, results, uses, rule, 0.0, light, repeat, region, source)
+
+    def carry(
+        self,
+        inside_aval: Any,
+        initial: int | None,
+        inside_sites: Sequence[Site],
+        final_site: Site,
+        uses: Sequence[tuple[Site, ...]],
+        repeat: float,
+        region: Path,
+        source: str,
+    ) -> tuple[int, int, dict[str, Any]]:
+        """A loop_carry whose next value is not known yet: (inside, final, the op to complete)."""
+        inside = self.value(inside_aval, f"carry ({source})", inside_sites)
+        final = self.value(inside_aval, f"carry ({source})", (final_site,))
+        stand_in = inside if initial is None else initial
+        op = self.pseudo("loop_carry", (stand_in, inside), (inside, final), uses, repeat, region, source)
+        op["operands"][0] = initial
+        return inside, final, op
+
+    def scan(self, eqn: Any, i: int, operands: list[int | None], path: Path, repeat: float) -> list[int | None]:
+        consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+        ((parameter, index, inner),) = sub_jaxprs(eqn)
+        body = (*path, (i, parameter, index))
+        times, source = repeat * eqn.params["length"], _source_line(eqn)
+        invars = open_jaxpr(inner).invars
+        inputs: list[int | None] = list(operands[:consts])
+        for k, value in enumerate(inputs):
+            if value is not None:
+                self.sites[value].append(Site("in", body, 0, k))
+        loops = []
+        for k in range(consts, consts + carries):
+            inside, final, op = self.carry(
+                invars[k].aval,
+                operands[k],
+                (Site("in", body, 0, k),),
+                Site("out", path, i, k - consts),
+                ((Site("use", path, i, k),), (Site("ret", body, 0, k - consts),)),
+                times,
+                body,
+                source,
+            )
+            loops.append((final, op))
+            inputs.append(inside)
+        for k in range(consts + carries, len(operands)):
+            whole = operands[k]
+            inside = self.value(invars[k].aval, self.name_of(whole), (Site("in", body, 0, k),))
+            if whole is not None:
+                self.pseudo("scan_slice", (whole,), (inside,), ((Site("use", path, i, k),),), times, body, source)
+            inputs.append(inside)
+        outputs = self.jaxpr(inner, inputs, body, body, times)
+        for (_, op), value in zip(loops, outputs, strict=False):
+            op["operands"][1] = value
+        results: list[int | None] = [final for final, _ in loops]
+        for k in range(carries, len(outputs)):
+            stacked = self.value(eqn.outvars[k].aval, self.name_of(outputs[k]), (Site("out", path, i, k),))
+            if outputs[k] is not None:
+                uses = ((Site("ret", body, 0, k),),)
+                self.pseudo("scan_stack", (outputs[k],), (stacked,), uses, times, body, source)
+            results.append(stacked)
+        return results
+
+    def loop(self, eqn: Any, i: int, operands: list[int | None], path: Path, repeat: float) -> list[int | None]:
+        subs = {parameter: (parameter, index, inner) for parameter, index, inner in sub_jaxprs(eqn)}
+        test_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        (p_test, k_test, test), (p_body, k_body, inner) = subs["cond_jaxpr"], subs["body_jaxpr"]
+        test_path, body = (*path, (i, p_test, k_test)), (*path, (i, p_body, k_body))
+        source = _source_line(eqn)
+        self.notes.append(f"The while loop at {source or 'an unknown line'} is priced as one iteration.")
+        first = test_consts + body_consts
+        carries = []
+        for k in range(first, len(operands)):
+            inside, final, op = self.carry(
+                eqn.outvars[k - first].aval,
+                operands[k],
+                (Site("in", body, 0, body_consts + k - first), Site("in", test_path, 0, test_consts + k - first)),
+                Site("out", path, i, k - first),
+                ((Site("use", path, i, k),), (Site("ret", body, 0, k - first),)),
+                repeat,
+                body,
+                source,
+            )
+            carries.append((inside, final, op))
+        insides = [inside for inside, _, _ in carries]
+        self.jaxpr(test, [*operands[:test_consts], *insides], test_path, body, repeat)
+        outputs = self.jaxpr(inner, [*operands[test_consts:first], *insides], body, body, repeat)
+        for (_, _, op), value in zip(carries, outputs, strict=True):
+            op["operands"][1] = value
+        return [final for _, final, _ in carries]
+
+    def branches(
+        self, eqn: Any, i: int, operands: list[int | None], path: Path, region: Path, repeat: float
+    ) -> list[int | None]:
+        source = _source_line(eqn)
+        paths = [(*path, (i, parameter, index)) for parameter, index, _ in sub_jaxprs(eqn)]
+        outputs = [
+            self.jaxpr(inner, operands[1:], inner_path, inner_path, repeat)
+            for inner_path, (_, _, inner) in zip(paths, sub_jaxprs(eqn), strict=True)
+        ]
+        results: list[int | None] = []
+        for k, var in enumerate(eqn.outvars):
+            value = self.value(var.aval, f"cond ({source})", (Site("out", path, i, k),))
+            uses = [(Site("ret", inner_path, 0, k),) for inner_path in paths]
+            joined = [branch[k] for branch in outputs]
+            if any(v is not None for v in joined):
+                self.pseudo("cond_join", joined, (value,), uses, repeat, region, source)
+            results.append(value)
+        return results
+
+    def name_of(self, value: int | None) -> str:
+        return "literal" if value is None else self.values[value].name
+
+
+def _itemsize(dtype: Any) -> int:
+    if dtype is None:
+        return 0
+    try:
+        return np.dtype(dtype).itemsize
+    except TypeError:  # an extended dtype, such as a typed PRNG key
+        return int(getattr(dtype, "itemsize", 8))
+
+
+def _whole_rule(ins: Sequence[Any], outs: Sequence[Any]) -> Rule:
+    """The rule of an op that cannot be split: every dim has a factor of its own, all of them whole."""
+    names = (f"u{i}" for i in itertools.count())
+    sizes: dict[str, int] = {}
+
+    def dims(aval: Any) -> Dims:
+        made = []
+        for extent in getattr(aval, "shape", ()):
+            factor = next(names)
+            sizes[factor] = extent
+            made.append((factor,))
+        return tuple(made)
+
+    operands, results = tuple(dims(a) for a in ins), tuple(dims(a) for a in outs)
+    return Rule(operands, results, sizes, frozenset(sizes))
+
+
+def _source_line(eqn: Any) -> str:
+    """'file.py:12' of the user's line behind an equation, '' if there is none."""
+    traceback = getattr(eqn.source_info, "traceback", None)
+    if traceback is None:
+        return ""
+    codes, offsets = traceback.raw_frames()
+    for code, offset in zip(codes, offsets, strict=True):
+        if _is_users(code.co_filename):
+            line = traceback.code_addr2line(code, offset)
+            return f"{os.path.basename(code.co_filename)}:{line}"
+    return ""
+
+
+@functools.cache
+def _is_users(filename: str) -> bool:
+    return "site-packages" not in filename and not filename.startswith(("<", sysconfig.get_paths()["stdlib"]))
