@@ -176,11 +176,11 @@ def _diff(values: flags.FlagValues, words: list[str]) -> Any:
 
 
 def _machines(values: flags.FlagValues, words: list[str]) -> Any:
-    from planner.report.machines import as_json, machine_table
+    from planner.report.machines import machine_json, machine_table
 
     _no_words(words)
     _print(machine_table(values.machine))
-    return as_json(values.machine)
+    return machine_json(values.machine)
 
 
 def _train(values: flags.FlagValues, words: list[str]) -> Any:

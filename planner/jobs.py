@@ -60,16 +60,10 @@ def step_job(target: str) -> Job:
             f"--step={target} failed with {type(error).__name__}: {error}. Call {function_name}() in Python "
             "to see where."
         ) from error
-    if (
-        isinstance(made, tuple)
-        and len(made) == 2
-        and callable(made[0])
-        and isinstance(made[1], (tuple, list))
-    ):
-        return Job(target, made[0], tuple(made[1]))
-    step = getattr(made, "step", None)
-    if callable(step) and hasattr(made, "args"):
-        return Job(target, step, tuple(made.args))
+    pair = made if isinstance(made, tuple) and len(made) == 2 else None
+    step, args = pair or (getattr(made, "step", None), getattr(made, "args", None))
+    if callable(step) and isinstance(args, tuple | list):
+        return Job(target, step, tuple(args))
     if callable(step) and hasattr(made, "init") and hasattr(made, "batch"):
         return _from_parts(target, made)
     raise InputError(f"--step={target} returned {type(made).__name__}. Let it return {_WANTED}.")
