@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from meshes.chip import Shape
 from meshes.topology import Topology, Wire
 
 Wires = tuple[tuple[Wire, ...], ...]
@@ -119,12 +120,14 @@ def _split(physical: Sequence[int], sizes: Sequence[int]) -> Matrix:
     begun = [1] * len(physical)
     for axis in reversed(range(len(sizes))):
         left = [size // used for size, used in zip(physical, begun, strict=True)]
-        matrix[axis] = list(max(_products(left, sizes[axis]), key=lambda parts: _merit(parts, physical, begun)))
+        matrix[axis] = list(
+            max(_products(left, sizes[axis]), key=lambda parts: _merit(parts, physical, begun))
+        )
         begun = [used * part for used, part in zip(begun, matrix[axis], strict=True)]
     return matrix
 
 
-def _merit(parts: tuple[int, ...], physical: Sequence[int], begun: Sequence[int]) -> tuple[int, int, int, tuple[int, ...]]:
+def _merit(parts: Shape, physical: Sequence[int], begun: Sequence[int]) -> tuple[int, int, int, Shape]:
     whole = [part for part, size in zip(parts, physical, strict=True) if part == size]
     again = math.prod(part for part, used in zip(parts, begun, strict=True) if used > 1)
     return math.prod(whole), sum(part > 1 for part in whole), again, parts

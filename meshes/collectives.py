@@ -5,18 +5,20 @@ scattered (reduce_scatter), the array each device holds (all_reduce), all device
 permute it is what each device sends.
 
 Every time is the least of a few straight lines `latency + bytes * slope` (`lines`): one on TPU and CPU, one per
-algorithm and protocol on GPU. Times are monotone in bytes. With V = bytes, n = group, W = one-way bytes/s of a link,
-a = seconds per hop, and a fixed cost of starting (scaling book, chapter on sharding; all-reduce is the two others in turn):
+algorithm and protocol on GPU (`meshes.nccl`). Times are monotone in bytes. On a TPU, with V = bytes, n = group,
+W = one-way bytes/s of a link, a = seconds per hop (scaling book, chapter on sharding; an all-reduce is a
+reduce_scatter and an all_gather in turn):
 
     all_gather, reduce_scatter   ring: V (n-1)/n / 2W + a n/2        line: V (n-1)/n / W + a (n-1)
                                  torus axes run a ring order each, so their rates add and so do their hops
-    all_to_all                   the tightest cut: V (n/2)^2/n^2 cross it each way, over 2W on a ring and W on a line
+    all_to_all                   the tightest cut: V/4 crosses it each way, 2W for a ring's two links, W on a line
     permute                      to the neighbour: bytes / W + a; a line's ends are n-1 hops apart
 
-Groups that span levels (dies, torus, slices) work level by level: an outer level carries 1/n of what the inner one of
-n devices carries.
+Groups that span levels (dies, torus, slices) work level by level: an outer level carries 1/n of what the inner one
+of n devices carries. Devices of one host copy through its memory: a gather writes the whole array once a device.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Literal, get_args
@@ -34,7 +36,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 # Of a gather of 32 kB shards over 4 chips of TPU v5e that takes 8 us (scaling book), 3 us are hops and 2 us bytes.
 TPU_START_S = 3e-6
 
-_LEVELS = (("memory",), ("die",), ("ici",), ("dcn",))  # innermost first
+_LEVELS = ("die", "ici", "dcn")  # innermost first
 
 
 def seconds(machine: Machine, mesh: LogicalMesh, kind: str, axes: tuple[str, ...], bytes: float) -> float:
@@ -70,24 +72,30 @@ def lines(machine: Machine, mesh: LogicalMesh, kind: str, axes: tuple[str, ...])
         return ((0.0, 0.0),)
     if machine.chip.kind == "gpu":
         return gpu_lines(machine.chip, kind, wires)
-    start = TPU_START_S if machine.chip.kind == "tpu" else 0.0
-    found = [tuple(_joined(wires, kinds)) for kinds in _LEVELS]
-    levels = [level for level in found if level]
+    if machine.chip.kind == "cpu":
+        return (_host_line(kind, wires),)
+    levels = [level for level in (_joined(wires, kind) for kind in _LEVELS) if level]
     if kind == "all_to_all":
         latency, slope = _exchange(levels)
     elif kind == "permute":
         latency, slope = _permute(levels)
     else:
-        latency, slope = _gather(levels)
         turns = 2 if kind == "all_reduce" else 1
-        latency, slope = latency * turns, slope * turns
-    return ((start + latency, slope),)
+        latency, slope = (turns * term for term in _gather(levels))
+    return ((TPU_START_S + latency, slope),)
 
 
-def _joined(wires: tuple[Wire, ...], kinds: tuple[str, ...]) -> list[Wire]:
-    """The wires of these kinds, parts of one physical wire that touch joined to one."""
+def _host_line(kind: str, wires: tuple[Wire, ...]) -> Line:
+    """Copies through the host's memory after all its threads have met."""
+    group = math.prod(wire.size for wire in wires)
+    copies = {"all_reduce": 2.0, "all_to_all": 1.0 / group}.get(kind, 1.0)
+    return wires[0].latency, copies / wires[0].bandwidth
+
+
+def _joined(wires: tuple[Wire, ...], kind: str) -> list[Wire]:
+    """The wires of this kind, parts of one physical wire that touch joined to one."""
     found: list[Wire] = []
-    for wire in sorted((w for w in wires if w.kind in kinds), key=lambda w: (w.name, w.stride)):
+    for wire in sorted((w for w in wires if w.kind == kind), key=lambda w: (w.name, w.stride)):
         last = found[-1] if found else None
         if last is not None and last.name == wire.name and wire.stride == last.stride * last.size:
             found[-1] = _join(last, wire)
@@ -98,12 +106,10 @@ def _joined(wires: tuple[Wire, ...], kinds: tuple[str, ...]) -> list[Wire]:
 
 def _join(inner: Wire, outer: Wire) -> Wire:
     """One row of all devices of two rows on the same physical wire; the outer one's links are the inner one's again."""
-    return Wire(
-        inner.name, inner.kind, inner.size * outer.size, inner.bandwidth, inner.latency, outer.wraps, inner.stride
-    )
+    return dataclasses.replace(inner, size=inner.size * outer.size, wraps=outer.wraps)
 
 
-def _gather(levels: list[tuple[Wire, ...]]) -> Line:
+def _gather(levels: list[list[Wire]]) -> Line:
     latency, slope, inner = 0.0, 0.0, 1
     for level in levels:
         size = math.prod(wire.size for wire in level)
@@ -113,7 +119,7 @@ def _gather(levels: list[tuple[Wire, ...]]) -> Line:
     return latency, slope
 
 
-def _exchange(levels: list[tuple[Wire, ...]]) -> Line:
+def _exchange(levels: list[list[Wire]]) -> Line:
     latency, slope = 0.0, 0.0
     group = math.prod(wire.size for level in levels for wire in level)
     for level in levels:
@@ -125,21 +131,23 @@ def _exchange(levels: list[tuple[Wire, ...]]) -> Line:
 
 def _cut(wire: Wire, size: int) -> float:
     """Seconds per byte of the level's array over the middle of this wire; `size` devices in the level."""
-    if wire.kind in ("dcn", "memory"):
+    if wire.kind == "dcn":
         return (size - 1) / size**2 / wire.bandwidth
     crossing = (wire.size // 2) * ((wire.size + 1) // 2) / wire.size**2
     links = size // wire.size * (2 if wire.wraps else 1)
     return crossing / (links * wire.bandwidth)
 
 
-def _permute(levels: list[tuple[Wire, ...]]) -> Line:
+def _permute(levels: list[list[Wire]]) -> Line:
     """To the neighbour on one wire. Over several wires the shift is any permutation, of which half the devices send
     over the middle of the longest one."""
     wires = [wire for level in levels for wire in level]
     latency = sum(wire.latency * (1 if wire.wraps else _hops(wire)) for wire in wires)
     slopes = [1 / wire.bandwidth for wire in wires]
     if len(wires) > 1:
-        slopes += [wire.size / (8 if wire.wraps else 4) / wire.bandwidth for wire in wires if wire.kind == "ici"]
+        slopes += [
+            wire.size / (8 if wire.wraps else 4) / wire.bandwidth for wire in wires if wire.kind == "ici"
+        ]
     return latency, max(slopes)
 
 

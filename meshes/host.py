@@ -1,8 +1,8 @@
 """The host as a machine: constants of this computer's cores and memory, measured with numpy and cached.
 
-Measured once in about a second: float32 matmul rate of all cores, copy bandwidth, and the time to wake another thread.
-The cache is `$XDG_CACHE_HOME/meshwright/host.json` (`~/.cache` without it). A cache that cannot be written is done
-without, and one that cannot be read or belongs to other hardware is measured again.
+Measured once in about a second: float32 matmul rate of all cores, copy bandwidth, and the time to wake another
+thread. The cache is `$XDG_CACHE_HOME/meshwright/host.json` (`~/.cache` without it). A cache that cannot be written
+is done without, and one that cannot be read or belongs to other hardware is measured again.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def measure() -> Host:
     source = np.ones(_COPY_BYTES, np.uint8)
     target = np.empty_like(source)
     copy = _best(lambda: np.copyto(target, source), runs=7)
-    return Host(2 * side**3 / matmul, _COPY_BYTES / copy, _handover(), _cores(), platform.processor() or platform.machine())
+    return Host(2 * side**3 / matmul, _COPY_BYTES / copy, _handover(), _cores(), _processor())
 
 
 def available_bytes() -> int:
@@ -74,6 +74,17 @@ def cache_path() -> Path:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    """The processor's name, so that a cache carried to another machine is not believed."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def _best(run: Callable[[], object], runs: int) -> float:
@@ -116,8 +127,7 @@ def _read() -> Host | None:
     rates = (known.flops_per_s, known.copy_bytes_per_s, known.handover_s)
     if not all(isinstance(rate, float) and 0 < rate < float("inf") for rate in rates):
         return None
-    same = known.cores == _cores() and known.processor == (platform.processor() or platform.machine())
-    return known if same else None
+    return known if (known.cores, known.processor) == (_cores(), _processor()) else None
 
 
 def _write(known: Host) -> None:

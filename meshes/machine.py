@@ -1,9 +1,9 @@
 """Machine: so many chips, joined so. `load_machine("tpu_v5e:4x4")` reads one line of text.
 
-    tpu_v5p:4x4x4           a TPU slice, its shape in chips
-    tpu_v5e:16x16*2         two slices over the data-centre network
-    gpu_h100_sxm_80gb:4x8   four nodes of eight GPUs; `:8` is one node
-    cpu:8                   eight devices of this host's cores
+tpu_v5p:4x4x4           a TPU slice, its shape in chips
+tpu_v5e:16x16*2         two slices over the data-centre network
+gpu_h100_sxm_80gb:4x8   four nodes of eight GPUs; `:8` is one node
+cpu:8                   eight devices of this host's cores
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ from planner.errors import InputError
 
 FORMS = "'tpu_v5p:4x4x4', 'tpu_v5e:16x16*2' (two slices), 'gpu_h100_sxm_80gb:4x8' (four nodes of eight) or 'cpu:8'"
 
-# The best matmul that users of a chip report, over its peak, for chips without a report of their own: TPU v6e reaches
-# 0.90 (AI-Hypercomputer/accelerator-microbenchmarks), H100 0.80 (stas00/ml-engineering).
+# The best matmul that users of a chip report, over its peak, for chips without a report of their own: TPU v6e
+# reaches 0.90 (AI-Hypercomputer/accelerator-microbenchmarks), H100 0.80 (stas00/ml-engineering).
 ASSUMED_MATMUL_FRACTION = {"tpu": 0.90, "gpu": 0.80}
-# What one op costs beyond its roofline: XLA's GPU cost model takes 1 us a kernel launch (openxla/xla), and a small add on
-# H100 takes 1.3 us over its roofline (jax-ml/scaling-book). Nothing is published for TPU: the same is assumed.
+# What one op costs beyond its roofline: XLA's GPU cost model takes 1 us a kernel launch (openxla/xla), and a small
+# add on H100 takes 1.3 us over its roofline (jax-ml/scaling-book). Nothing is published for TPU: the same is assumed.
 ASSUMED_OVERHEAD_S = 1e-6
 
 _PEAK_KEYS = {
@@ -50,7 +50,7 @@ class Machine:
     chip: Chip = dataclasses.field(compare=False)
     shape: Shape = dataclasses.field(compare=False)
     slices: int = dataclasses.field(compare=False)
-    topology: Topology = dataclasses.field(compare=False)
+    topology: Topology = dataclasses.field(hash=False)
     memory_bytes: float = dataclasses.field(compare=False)
     hbm_bandwidth: float = dataclasses.field(compare=False)
     matmul_efficiency: float = dataclasses.field(compare=False)
@@ -66,8 +66,8 @@ class Machine:
         """FLOP/s of a dense matmul on one device, for a numpy dtype name such as 'bfloat16'.
 
         Where a rate is not published: float32 on a GPU is TF32 and on a TPU one bf16 pass, which is what JAX's
-        default matmul precision does; 8- and 4-bit types run at the next wider published rate; float64 and complex64
-        at half of float32, complex128 at a quarter; other integers and booleans at float32's rate.
+        default matmul precision does; 8- and 4-bit types run at the next wider published rate; float64 and
+        complex64 at half of float32, complex128 at a quarter; other integers and booleans at float32's rate.
         """
         if dtype in ("float64", "complex64"):
             return self.peak_flops("float32") / 2
@@ -92,7 +92,9 @@ def load_machine(text: str) -> Machine:
 
     Raises InputError for text of another form, an unknown chip, and a topology that does not exist.
     """
-    parts = re.fullmatch(r"\s*(?P<chip>[^:*]+?)\s*:\s*(?P<shape>\d+(?:x\d+)*)\s*(?:\*\s*(?P<slices>\d+)\s*)?", text)
+    parts = re.fullmatch(
+        r"\s*(?P<chip>[^:*]+?)\s*:\s*(?P<shape>\d+(?:x\d+)*)\s*(?:\*\s*(?P<slices>\d+)\s*)?", text
+    )
     if parts is None:
         chip, colon, _ = text.partition(":")
         if chip.strip() and not colon and chip.strip() != "cpu":
@@ -101,7 +103,9 @@ def load_machine(text: str) -> Machine:
     shape = tuple(map(int, parts["shape"].split("x")))
     slices = int(parts["slices"] or 1)
     if 0 in shape or slices == 0:
-        raise InputError(f"Machine {text!r} has a size of zero; give every size as at least 1, as in {FORMS}.")
+        raise InputError(
+            f"Machine {text!r} has a size of zero; give every size as at least 1, as in {FORMS}."
+        )
     if parts["chip"] == "cpu":
         return _cpu_machine(text, shape, slices)
     chip = find_chip(parts["chip"])
@@ -116,7 +120,9 @@ def _tpu_machine(chip: Chip, shape: Shape, slices: int) -> Machine:
         )
     shape = listed[tuple(sorted(shape))]
     suffix = f"*{slices}" if slices > 1 else ""
-    return _machine(f"{chip.name}:{_show(shape)}{suffix}", chip, shape, slices, tpu_topology(chip, shape, slices))
+    return _machine(
+        f"{chip.name}:{_show(shape)}{suffix}", chip, shape, slices, tpu_topology(chip, shape, slices)
+    )
 
 
 def _near(shape: Shape, slices: tuple[Shape, ...]) -> str:
@@ -128,7 +134,7 @@ def _near(shape: Shape, slices: tuple[Shape, ...]) -> str:
 
 def _gpu_machine(chip: Chip, shape: Shape, slices: int) -> Machine:
     limit = int(chip.number("gpus_per_node"))
-    nodes, gpus = shape if len(shape) == 2 else (1, shape[0])
+    nodes, gpus = math.prod(shape[:-1]), shape[-1]
     if len(shape) > 2 or slices > 1:
         raise InputError(
             f"{chip.name} machines are NODESxGPUS, which {_show(shape)}{f'*{slices}' if slices > 1 else ''} is not; "
@@ -137,7 +143,9 @@ def _gpu_machine(chip: Chip, shape: Shape, slices: int) -> Machine:
     if gpus > limit:
         total = nodes * gpus
         remedy = f"{max(total // limit, 1)}x{limit}"
-        raise InputError(f"A node of {chip.name} has at most {limit} GPUs, not {gpus}; write {chip.name}:{remedy}.")
+        raise InputError(
+            f"A node of {chip.name} has at most {limit} GPUs, not {gpus}; write {chip.name}:{remedy}."
+        )
     return _machine(f"{chip.name}:{nodes}x{gpus}", chip, (nodes, gpus), 1, gpu_topology(chip, nodes, gpus))
 
 
@@ -159,7 +167,9 @@ def _machine(name: str, chip: Chip, shape: Shape, slices: int, topology: Topolog
 
 def _cpu_machine(text: str, shape: Shape, slices: int) -> Machine:
     if len(shape) > 1 or slices > 1:
-        raise InputError(f"Machine {text!r} gives the host's cores a shape; write cpu:{math.prod(shape) * slices}.")
+        raise InputError(
+            f"Machine {text!r} gives the host's cores a shape; write cpu:{math.prod(shape) * slices}."
+        )
     return cpu_machine(shape[0], host(), available_bytes())
 
 
@@ -168,10 +178,11 @@ def cpu_machine(devices: int, known: Host, memory: int) -> Machine:
 
     memory: bytes of the whole host.
     """
-    source = "measured on this host with numpy"
+    source = "measured on this host with numpy, its share per device"
+    traffic = 2 * known.copy_bytes_per_s / devices  # a copy reads and writes each byte
     numbers = {
         "peak_flops_per_s_fp32": known.flops_per_s / devices,
-        "hbm_bandwidth_bytes_per_s": known.copy_bytes_per_s / devices,
+        "hbm_bandwidth_bytes_per_s": traffic,
         "hbm_bytes": memory / devices,
         "handover_s": known.handover_s,
     }
@@ -183,7 +194,7 @@ def cpu_machine(devices: int, known: Host, memory: int) -> Machine:
         slices=1,
         topology=host_topology(devices, known.copy_bytes_per_s, known.handover_s),
         memory_bytes=memory / devices,
-        hbm_bandwidth=known.copy_bytes_per_s / devices,
+        hbm_bandwidth=traffic,
         matmul_efficiency=1.0,
         mxu_dim=0,
         overhead_seconds=known.handover_s,

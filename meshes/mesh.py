@@ -51,7 +51,9 @@ def mesh_of(machine: Machine, sizes: Mapping[str, int]) -> LogicalMesh:
     text = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
     wrong = [axis for axis, size in sizes.items() if not isinstance(size, int) or size < 1]
     if wrong:
-        raise InputError(f"Mesh axis {wrong[0]!r} has size {sizes[wrong[0]]!r}; give every axis a whole size of at least 1.")
+        raise InputError(
+            f"Mesh axis {wrong[0]!r} has size {sizes[wrong[0]]!r}; give every axis a whole size of at least 1."
+        )
     if not shape or math.prod(shape) != machine.devices:
         raise InputError(
             f"Mesh {text or 'without axes'} has {math.prod(shape)} devices but {machine.name} has {machine.devices}; "
@@ -68,23 +70,25 @@ def mesh_of(machine: Machine, sizes: Mapping[str, int]) -> LogicalMesh:
 
 @functools.lru_cache(maxsize=64)
 def enumerate_meshes(machine: Machine, max_axes: int = 3) -> tuple[LogicalMesh, ...]:
-    """All meshes of up to `max_axes` axes x, y, z, each larger than 1: those that split no torus axis first, then fewer
-    axes, then sides that are alike. A machine of one device has the mesh x=1."""
+    """All meshes of up to `max_axes` axes x, y, z, each larger than 1: those that split no torus axis first, then
+    fewer axes, then sides that are alike. A machine of one device has the mesh x=1."""
     names = AXIS_NAMES[:max_axes]
-    shapes = [shape for count in range(1, len(names) + 1) for shape in _factorisations(machine.devices, count)]
+    shapes = [
+        shape for count in range(1, len(names) + 1) for shape in _factorisations(machine.devices, count)
+    ]
     found = []
     for shape in shapes or [(1,)]:
         wires = wires_of(machine.topology, shape)
         if wires is not None:
             found.append(LogicalMesh(names[: len(shape)], shape, wires))
-    return tuple(sorted(found, key=lambda mesh: _misfit(machine, mesh)))
+    return tuple(sorted(found, key=_misfit))
 
 
 def preferred_meshes(machine: Machine, max_axes: int = 3) -> tuple[LogicalMesh, ...]:
     """The meshes worth trying first, at most a dozen: those made of whole physical axes and their merges, and where
     these are fewer than four, the next ones of `enumerate_meshes`."""
     meshes = enumerate_meshes(machine, max_axes)
-    whole = sum(_splits(machine, mesh) == 0 for mesh in meshes)
+    whole = sum(_splits(mesh) == 0 for mesh in meshes)
     return meshes[: min(max(whole, _AT_LEAST), _SHORT_LIST)]
 
 
@@ -100,18 +104,19 @@ def _factorisations(devices: int, count: int) -> Iterator[Shape]:
                 yield (first, *rest)
 
 
-def _splits(machine: Machine, mesh: LogicalMesh) -> int:
-    """How badly the axes fit the wires: parts of torus axes, and axes that mix the network with an island's part.
+def _splits(mesh: LogicalMesh) -> int:
+    """How badly the axes fit the wires: parts of torus axes, and axes over an island and a part of the network.
 
     Islands, networks and shared memory serve any part of them equally well.
     """
     torus = sum(not wire.whole for wires in mesh.wires for wire in wires if wire.kind in ("ici", "die"))
-    far = ("network", "dcn")
     mixed = sum(
-        any(wire.kind in far for wire in wires) and any(wire.kind not in far for wire in wires) for wires in mesh.wires
+        any(wire.kind in ("network", "dcn") and not wire.whole for wire in wires)
+        for wires in mesh.wires
+        if len(wires) > 1
     )
-    return torus + (mixed if len(mesh.axes) > 1 else 0)
+    return torus + mixed
 
 
-def _misfit(machine: Machine, mesh: LogicalMesh) -> tuple[int, int, float, Shape]:
-    return _splits(machine, mesh), len(mesh.axes), max(mesh.shape) / min(mesh.shape), mesh.shape
+def _misfit(mesh: LogicalMesh) -> tuple[int, int, float, Shape]:
+    return _splits(mesh), len(mesh.axes), max(mesh.shape) / min(mesh.shape), mesh.shape

@@ -47,13 +47,19 @@ def gpu_lines(chip: Chip, kind: str, wires: tuple[Wire, ...]) -> tuple[Line, ...
 def _in_node(chip: Chip, kind: str, near: int, ring: float) -> tuple[Line, ...]:
     turns = 2 if kind == "all_reduce" else 1
     steps, sent = turns * (near - 1), turns * (near - 1) / near
-    rates = {"LL": min(ring / 2, chip.number("nccl_ll_bytes_per_s")), "LL128": LL128_EFFICIENCY * ring, "Simple": ring}
+    rates = {
+        "LL": min(ring / 2, chip.number("nccl_ll_bytes_per_s")),
+        "LL128": LL128_EFFICIENCY * ring,
+        "Simple": ring,
+    }
     found = [
         (LAUNCH_S + RING_BASE_S[protocol] + steps * NVLINK_STEP_S[protocol], sent / rate)
         for protocol, rate in rates.items()
     ]
     if kind == "all_reduce" and near > 2 and "nvls_all_reduce_bytes_per_s" in chip.numbers:
-        found.append((LAUNCH_S + RING_BASE_S["Simple"] + NVLS_S, sent / chip.numbers["nvls_all_reduce_bytes_per_s"]))
+        found.append(
+            (LAUNCH_S + RING_BASE_S["Simple"] + NVLS_S, sent / chip.numbers["nvls_all_reduce_bytes_per_s"])
+        )
     return tuple(found)
 
 

@@ -1,7 +1,7 @@
 """Wires: what joins the devices of a machine, with one-way bandwidth and latency.
 
-Devices are numbered by the wires of a topology, outermost first, as JAX numbers them: slices, then the torus axes
-x, y, z, then the dies of one chip; or nodes, then the GPUs of a node.
+Devices are numbered by the wires of a topology, outermost first, as JAX numbers them: slices, then the torus
+axes x, y, z, then the dies of one chip; or nodes, then the GPUs of a node.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ class Wire:
 
     name: the physical wire ('ici0', 'node'). bandwidth: bytes/s one way from a device to its next one, as one
     group sees it when all groups use the wire at once. latency: seconds per hop or step. wraps: whether the
-    last device has a link to the first. stride: links of the physical wire between neighbours of this row; a row
-    that is a part of a torus axis shares its links with `stride` groups, which `bandwidth` accounts for.
+    last device has a link to the first. stride: links of the physical wire between neighbours of this row; a
+    row that is a part of a torus axis shares its links with `stride` groups, which `bandwidth` accounts for.
     whole: whether the row is all of the physical wire.
     """
 
@@ -56,8 +56,8 @@ class Wire:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """wires: outermost first; their sizes multiply to the number of devices. A size of 1 is kept, since JAX's
-    device order counts three torus axes on every TPU."""
+    """wires: outermost first; their sizes multiply to the number of devices. A size of 1 is kept, since JAX
+    counts three torus axes on every TPU."""
 
     wires: tuple[Wire, ...]
 
@@ -83,7 +83,8 @@ def tpu_topology(chip: Chip, shape: Shape, slices: int) -> Topology:
         Wire(f"ici{axis}", "ici", size, rate, latency, wraps)
         for axis, (size, wraps) in enumerate(zip(padded, wraps_of(chip, padded), strict=True))
     ]
-    dcn = Wire("dcn", "dcn", slices, chip.number("dcn_bandwidth_bytes_per_s_per_chip") / share, ASSUMED_DCN_LATENCY_S)
+    card = chip.number("dcn_bandwidth_bytes_per_s_per_chip") / share
+    dcn = Wire("dcn", "dcn", slices, card, ASSUMED_DCN_LATENCY_S)
     dies = []
     if share > 1:
         dies = [Wire("die", "die", share, chip.number("die_link_bandwidth_bytes_per_s_oneway"), latency)]
@@ -117,5 +118,6 @@ def _network_rate(chip: Chip, gpus: int) -> float:
 
 
 def host_topology(devices: int, copy_bandwidth: float, handover: float) -> Topology:
-    """Devices of one host process: they share its memory, so each copies at its share of the host's rate."""
-    return Topology((Wire("memory", "memory", devices, copy_bandwidth / devices, handover),))
+    """Devices of one host process: they share its memory, so each copies at its share of the host's rate, and its
+    cores, so that all of them arrive at a collective only after a hand-over each (seconds)."""
+    return Topology((Wire("memory", "memory", devices, copy_bandwidth / devices, handover * devices),))
