@@ -17,7 +17,7 @@ FLOORS = (
     (("planner.rules",), ("planner.sharding",)),
     (("planner.cost",),),
     (("planner.solvers",), ("planner.simulate",)),
-    (("planner.plans", "planner.report", "planner.storage"),),
+    (("planner.describe", "planner.planning", "planner.plans", "planner.report", "planner.storage"),),
     (
         (
             "meshes.devices",

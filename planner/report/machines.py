@@ -59,10 +59,10 @@ def _constants(machine: Machine) -> Table:
         table.add_row(key, show_number(key, value), chip.sources.get(key, ""))
     for gpus, rate in machine.chip.ring_by_gpus.items():
         table.add_row(f"nvlink ring of {gpus} GPUs", quantity(rate, "B/s"), "measured; see the chip's file")
+    if chip.kind == "cpu":  # all of it is measured, and nothing assumed
+        return table
     if "matmul_achieved_fraction_bf16" not in chip.numbers:
-        table.add_row(
-            "matmul_achieved_fraction", f"{machine.matmul_efficiency:g}", "assumed: none is published"
-        )
+        table.add_row("matmul efficiency", f"{machine.matmul_efficiency:g}", "assumed: none is published")
     table.add_row("overhead of an op", duration(machine.overhead_seconds), "assumed; see meshes/machine.py")
     return table
 

@@ -28,7 +28,9 @@ def console(file: Any = None) -> Console:
 
 def columns(title: str, **justify: str) -> Table:
     """An empty table. justify: per column, 'left' or 'right'; underscores in a name print as spaces."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=RULED, show_edge=False, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=RULED, show_edge=False, pad_edge=False
+    )
     for name, side in justify.items():
         table.add_column(
             name.replace("_", " "), justify="right" if side == "right" else "left", overflow="fold"

@@ -41,7 +41,7 @@ def memory(size: float) -> str:
     """
     if abs(size) < 1000:
         return f"{size:.0f} B"
-    return _scaled(size, _BINARY) if math.isfinite(size) else "no limit"
+    return _scaled(size, _BINARY) if math.isfinite(size) else "none"
 
 
 def traffic(size: float) -> str:
