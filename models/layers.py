@@ -63,11 +63,16 @@ def merge_heads(x_BTHE: jax.Array) -> jax.Array:
     return x_BTHE.reshape(*x_BTHE.shape[:-2], -1)
 
 
+def causal_bias(times: int, keys: int, start: jax.Array | int = 0) -> jax.Array:
+    """What to add to the scores of queries at `start`, `start` + 1, ...: -inf where the key is later than the
+    query. Added, not selected by, so that the backward pass needs nothing of it. -> [T, S]."""
+    seen_TS = start + jnp.arange(times)[:, None] >= jnp.arange(keys)
+    return jnp.where(seen_TS, 0.0, -jnp.inf)
+
+
 def causal_attention(q_BTHE: jax.Array, k_BSHE: jax.Array, v_BSHE: jax.Array) -> jax.Array:
-    """Attention of every position to those before it and itself; softmax in float32. -> [B, T, H, E]."""
+    """Attention of every position to itself and those before it; softmax in float32. -> [B, T, H, E]."""
     scores_BHTS = jnp.einsum("bthe,bshe->bhts", q_BTHE * q_BTHE.shape[-1] ** -0.5, k_BSHE)
-    times, keys = scores_BHTS.shape[-2:]
-    seen_TS = jnp.arange(times)[:, None] >= jnp.arange(keys)[None, :]
-    scores_BHTS = jnp.where(seen_TS, scores_BHTS.astype(jnp.float32), jnp.finfo(jnp.float32).min)
-    weights_BHTS = jax.nn.softmax(scores_BHTS, axis=-1).astype(v_BSHE.dtype)
+    bias_TS = causal_bias(*scores_BHTS.shape[-2:])
+    weights_BHTS = jax.nn.softmax(scores_BHTS.astype(jnp.float32) + bias_TS).astype(v_BSHE.dtype)
     return jnp.einsum("bhts,bshe->bthe", weights_BHTS, v_BSHE)
