@@ -168,7 +168,7 @@ def trace_step(
         out_tree=jax.tree.structure(traced.out_info),
         arguments=tuple(_struct(var.aval) for var in jaxpr.invars),
         results=tuple(_struct(var.aval) for var in jaxpr.outvars),
-        names=tuple(_argument_names(fn, len(args))[index] for index in dynamic),
+        names=tuple(argument_names(fn, len(args))[index] for index in dynamic),
         statics=tuple((index, args[index]) for index in statics),
         donated=(),
     )
@@ -292,7 +292,7 @@ def _holds_arrays(arg: Any) -> bool:
     return any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(arg))
 
 
-def _argument_names(fn: Callable[..., Any], count: int) -> list[str]:
+def argument_names(fn: Callable[..., Any], count: int) -> list[str]:
     """One name per positional argument; those of `*rest` are rest.0, rest.1, ..."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
