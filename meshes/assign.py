@@ -2,15 +2,15 @@
 
 Those rules, for a torus of shape p and logical sizes l, the last logical axis being the busiest:
 
-1. From the last logical axis to the first, give each a set of free whole physical axes whose product is its size,
-   the larger sets first, then in lexical order.
-2. If that fails for one axis, start over and let axes be split: from the last to the first, of all ways to write the
-   size as a product of divisors of what is left, take the one that covers most whole axes, then most of them in
-   number, then most of axes begun before, then the lexically greatest. On a split physical axis the later logical
-   axis is the inner one.
+1. From the last logical axis to the first, give each a set of free whole physical axes whose product is
+   its size, the larger sets first, then in lexical order.
+2. If that fails for one axis, start over and let axes be split: from the last to the first, of all ways to
+   write the size as a product of divisors of what is left, take the one that covers most whole axes, then
+   most of them in number, then most of axes begun before, then the lexically greatest. On a split physical
+   axis the later logical axis is the inner one.
 
-Slices are divided first, over the outer logical axes. Devices that JAX only reshapes (GPUs, CPUs) are walked in
-row-major order.
+Slices are divided first, over the outer logical axes. Devices that JAX only reshapes (GPUs, CPUs) are walked
+in row-major order.
 """
 
 import itertools
@@ -80,7 +80,7 @@ def _strided(wires: tuple[Wire, ...], size: int, stride: int) -> tuple[Wire, ...
         near = 1
     else:
         near = math.gcd(inner.size // stride, size)
-        # A row that leaves a node half-way crosses the network at other places in every node: count all of it there.
+        # A row that leaves a node half-way crosses the network elsewhere in every node: count it all there.
         if near < size and near * stride != inner.size:
             near = 1
     far = size // near

@@ -34,8 +34,8 @@ class Chip:
         """The value of `key`. Raises InputError where it is not published."""
         if key not in self.numbers:
             raise InputError(
-                f"{self.name} has no public value for {key!r}, which this machine needs; "
-                f"choose a smaller machine or another chip, or add the number to meshes/chips/{self.name}.toml."
+                f"{self.name} has no public value for {key!r}, which this machine needs; choose a smaller "
+                f"machine or another chip, or add the number to meshes/chips/{self.name}.toml."
             )
         return self.numbers[key]
 
@@ -111,6 +111,5 @@ def find_chip(text: str) -> Chip:
         raise InputError(
             f"Unknown chip {text!r}; write cpu, or one of {', '.join(chip_names())}, as in 'tpu_v5e:4x4'."
         )
-    raise InputError(
-        f"{'Ambiguous' if begin else 'Unknown'} chip {text!r}; did you mean {' or '.join(dict.fromkeys(near))}?"
-    )
+    what, meant = "Ambiguous" if begin else "Unknown", " or ".join(dict.fromkeys(near))
+    raise InputError(f"{what} chip {text!r}; did you mean {meant}?")

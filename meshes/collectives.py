@@ -1,21 +1,22 @@
 """What a collective takes: seconds on given wires, and bytes each device sends.
 
-`bytes` is always the whole array that one group of devices holds between them: gathered (all_gather), before it is
-scattered (reduce_scatter), the array each device holds (all_reduce), all devices' parts together (all_to_all). For
-permute it is what each device sends.
+`bytes` is always the whole array that one group of devices holds between them: gathered (all_gather), before
+it is scattered (reduce_scatter), the array each device holds (all_reduce), all devices' parts together
+(all_to_all). For permute it is what each device sends.
 
-Every time is the least of a few straight lines `latency + bytes * slope` (`lines`): one on TPU and CPU, one per
-algorithm and protocol on GPU (`meshes.nccl`). Times are monotone in bytes. On a TPU, with V = bytes, n = group,
-W = one-way bytes/s of a link, a = seconds per hop (scaling book, chapter on sharding; an all-reduce is a
-reduce_scatter and an all_gather in turn):
+Every time is the least of a few straight lines `latency + bytes * slope` (`lines`): one on TPU and CPU, one
+per algorithm and protocol on GPU (`meshes.nccl`). Times are monotone in bytes. On a TPU, with V = bytes, n =
+group, W = one-way bytes/s of a link, a = seconds per hop (scaling book, chapter on sharding; an all-reduce is
+a reduce_scatter and an all_gather in turn):
 
     all_gather, reduce_scatter   ring: V (n-1)/n / 2W + a n/2        line: V (n-1)/n / W + a (n-1)
                                  torus axes run a ring order each, so their rates add and so do their hops
-    all_to_all                   the tightest cut: V/4 crosses it each way, 2W for a ring's two links, W on a line
+    all_to_all                   the tightest cut: V/4 crosses it each way, over 2W on a ring and W on a line
     permute                      to the neighbour: bytes / W + a; a line's ends are n-1 hops apart
 
-Groups that span levels (dies, torus, slices) work level by level: an outer level carries 1/n of what the inner one
-of n devices carries. Devices of one host copy through its memory: a gather writes the whole array once a device.
+Groups that span levels (dies, torus, slices) work level by level: an outer level carries 1/n of what the
+inner one of n devices carries. Devices of one host copy through its memory: a gather writes the whole array
+once a device.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ Line = tuple[float, float]  # seconds, seconds per byte
 
 KINDS: tuple[str, ...] = get_args(Kind)
 
-# Of a gather of 32 kB shards over 4 chips of TPU v5e that takes 8 us (scaling book), 3 us are hops and 2 us bytes.
+# A gather of 32 kB shards over 4 chips of TPU v5e takes 8 us (scaling book): 3 us are hops and 2 us bytes.
 TPU_START_S = 3e-6
 
 _LEVELS = ("die", "ici", "dcn")  # innermost first
@@ -105,7 +106,7 @@ def _joined(wires: tuple[Wire, ...], kind: str) -> list[Wire]:
 
 
 def _join(inner: Wire, outer: Wire) -> Wire:
-    """One row of all devices of two rows on the same physical wire; the outer one's links are the inner one's again."""
+    """One row of the devices of two rows on the same physical wire, on the links of the inner one."""
     return dataclasses.replace(inner, size=inner.size * outer.size, wraps=outer.wraps)
 
 
@@ -139,8 +140,8 @@ def _cut(wire: Wire, size: int) -> float:
 
 
 def _permute(levels: list[list[Wire]]) -> Line:
-    """To the neighbour on one wire. Over several wires the shift is any permutation, of which half the devices send
-    over the middle of the longest one."""
+    """To the neighbour on one wire. Over several wires the shift is any permutation, of which half the
+    devices send over the middle of the longest one."""
     wires = [wire for level in levels for wire in level]
     latency = sum(wire.latency * (1 if wire.wraps else _hops(wire)) for wire in wires)
     slopes = [1 / wire.bandwidth for wire in wires]

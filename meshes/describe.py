@@ -7,7 +7,7 @@ _UNITS = (("flops_per_s", "FLOP/s"), ("bytes_per_s", "bytes/s"), ("bytes", "byte
 
 
 def describe(machine: Machine) -> list[tuple[str, str, str]]:
-    """Every number of the chip (per chip) with its public source, then those the model assumes for want of one."""
+    """Every number of the chip (per chip) with its public source, then those assumed for want of one."""
     chip = machine.chip
     rows = [
         (key, f"{value:.6g} {unit_of(key)}".strip(), chip.sources[key]) for key, value in chip.numbers.items()
@@ -22,7 +22,7 @@ def describe(machine: Machine) -> list[tuple[str, str, str]]:
 def unit_of(key: str) -> str:
     """The unit that a chip file's key names.
 
-    >>> unit_of("ici_bandwidth_bytes_per_s_oneway_per_link"), unit_of("ici_latency_s_per_hop"), unit_of("gpus_per_node")
+    >>> unit_of("hbm_bandwidth_bytes_per_s"), unit_of("ici_latency_s_per_hop"), unit_of("gpus_per_node")
     ('bytes/s', 's', '')
     """
     for part, unit in _UNITS:

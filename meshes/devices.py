@@ -18,8 +18,8 @@ from planner.errors import InputError
 def jax_mesh(mesh: LogicalMesh, devices: Sequence[Any] | None = None) -> Mesh:
     """The jax Mesh of a logical mesh, with Auto axes, in the device order its wires were found for.
 
-    devices: jax devices; those of this process if None, and the first ones if there are more than the mesh needs.
-    Raises InputError where there are too few.
+    devices: jax devices; those of this process if None, and the first ones if there are more than the mesh
+    needs. Raises InputError where there are too few.
     """
     given = list(jax.devices() if devices is None else devices)
     check_devices(mesh, given)
@@ -63,7 +63,7 @@ def check_devices(wanted: Machine | LogicalMesh, devices: Sequence[Any]) -> None
 
 
 def machine_of_process() -> Machine:
-    """The machine that JAX's devices make up: their kind names the chip, their coordinates or hosts its shape.
+    """The machine that JAX's devices make up: their kind names the chip, their places its shape.
 
     Raises InputError for a kind of device without a chip file.
     """
@@ -94,6 +94,7 @@ def _chip_of(device_kind: str) -> Chip:
     known: Mapping[str, str] = {kind: name for name in chip_names() for kind in read_chip(name).device_kinds}
     if device_kind not in known:
         raise InputError(
-            f"No chip file describes devices of kind {device_kind!r}; name the machine, as in machine='tpu_v5e:4x4'."
+            f"No chip file describes devices of kind {device_kind!r}; "
+            "name the machine they are most like, as in machine='tpu_v5e:4x4'."
         )
     return read_chip(known[device_kind])

@@ -1,8 +1,8 @@
 """The host as a machine: constants of this computer's cores and memory, measured with numpy and cached.
 
-Measured once in about a second: float32 matmul rate of all cores, copy bandwidth, and the time to wake another
-thread. The cache is `$XDG_CACHE_HOME/meshwright/host.json` (`~/.cache` without it). A cache that cannot be written
-is done without, and one that cannot be read or belongs to other hardware is measured again.
+Measured once in about a second: float32 matmul rate of all cores, copy bandwidth, and the time to wake
+another thread. The cache is `$XDG_CACHE_HOME/meshwright/host.json` (`~/.cache` without it). A cache that
+cannot be written is done without, and one that cannot be read or belongs to other hardware is measured again.
 """
 
 import dataclasses

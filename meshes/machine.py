@@ -20,8 +20,9 @@ FORMS = "'tpu_v5p:4x4x4', 'tpu_v5e:16x16*2' (two slices), 'gpu_h100_sxm_80gb:4x8
 # The best matmul that users of a chip report, over its peak, for chips without a report of their own: TPU v6e
 # reaches 0.90 (AI-Hypercomputer/accelerator-microbenchmarks), H100 0.80 (stas00/ml-engineering).
 ASSUMED_MATMUL_FRACTION = {"tpu": 0.90, "gpu": 0.80}
-# What one op costs beyond its roofline: XLA's GPU cost model takes 1 us a kernel launch (openxla/xla), and a small
-# add on H100 takes 1.3 us over its roofline (jax-ml/scaling-book). Nothing is published for TPU: the same is assumed.
+# What one op costs beyond its roofline: XLA's GPU cost model takes 1 us a kernel launch (openxla/xla), and a
+# small add on H100 takes 1.3 us over its roofline (jax-ml/scaling-book). Nothing is published for TPU: the
+# same is assumed.
 ASSUMED_OVERHEAD_S = 1e-6
 
 _PEAK_KEYS = {
@@ -43,7 +44,7 @@ class Machine:
 
     name: canonical text, which `load_machine` reads back. shape: of one slice in chips, or (nodes, GPUs).
     memory_bytes, hbm_bandwidth (bytes/s): of one device. matmul_efficiency: the part of the peak that large
-    matmuls reach. mxu_dim: side of the matrix unit in elements, 0 where there is none. overhead_seconds: per op.
+    matmuls reach. mxu_dim: side of the matrix unit in elements, 0 if there is none. overhead_seconds: per op.
     """
 
     name: str
@@ -65,9 +66,10 @@ class Machine:
     def peak_flops(self, dtype: str) -> float:
         """FLOP/s of a dense matmul on one device, for a numpy dtype name such as 'bfloat16'.
 
-        Where a rate is not published: float32 on a GPU is TF32 and on a TPU one bf16 pass, which is what JAX's
-        default matmul precision does; 8- and 4-bit types run at the next wider published rate; float64 and
-        complex64 at half of float32, complex128 at a quarter; other integers and booleans at float32's rate.
+        Where a rate is not published: float32 on a GPU is TF32 and on a TPU one bf16 pass, which is what
+        JAX's default matmul precision does; 8- and 4-bit types run at the next wider published rate; float64
+        and complex64 at half of float32, complex128 at a quarter; other integers and booleans at float32's
+        rate.
         """
         if dtype in ("float64", "complex64"):
             return self.peak_flops("float32") / 2
@@ -116,20 +118,18 @@ def _tpu_machine(chip: Chip, shape: Shape, slices: int) -> Machine:
     listed = {tuple(sorted(known)): known for known in chip.slices}
     if tuple(sorted(shape)) not in listed:
         raise InputError(
-            f"{chip.name} has no slice of shape {_show(shape)}; the nearest are {_near(shape, chip.slices)}."
+            f"{chip.name} has no slice of shape {_text(shape)}; the nearest are {_near(shape, chip.slices)}."
         )
     shape = listed[tuple(sorted(shape))]
-    suffix = f"*{slices}" if slices > 1 else ""
-    return _machine(
-        f"{chip.name}:{_show(shape)}{suffix}", chip, shape, slices, tpu_topology(chip, shape, slices)
-    )
+    name = f"{chip.name}:{_text(shape, slices)}"
+    return _machine(name, chip, shape, slices, tpu_topology(chip, shape, slices))
 
 
 def _near(shape: Shape, slices: tuple[Shape, ...]) -> str:
     """Two or three listed shapes with about as many chips."""
     chips = math.prod(shape)
     order = sorted(slices, key=lambda known: (abs(math.log(math.prod(known) / chips)), known))
-    return ", ".join(_show(known) for known in sorted(order[:3], key=math.prod))
+    return ", ".join(_text(known) for known in sorted(order[:3], key=math.prod))
 
 
 def _gpu_machine(chip: Chip, shape: Shape, slices: int) -> Machine:
@@ -137,7 +137,7 @@ def _gpu_machine(chip: Chip, shape: Shape, slices: int) -> Machine:
     nodes, gpus = math.prod(shape[:-1]), shape[-1]
     if len(shape) > 2 or slices > 1:
         raise InputError(
-            f"{chip.name} machines are NODESxGPUS, which {_show(shape)}{f'*{slices}' if slices > 1 else ''} is not; "
+            f"{chip.name} machines are NODESxGPUS, which {_text(shape, slices)} is not; "
             f"write {chip.name}:4x{limit} for four nodes of {limit}."
         )
     if gpus > limit:
@@ -170,7 +170,7 @@ def _cpu_machine(text: str, shape: Shape, slices: int) -> Machine:
         raise InputError(
             f"Machine {text!r} gives the host's cores a shape; write cpu:{math.prod(shape) * slices}."
         )
-    return cpu_machine(shape[0], host(), available_bytes())
+    return cpu_machine(math.prod(shape), host(), available_bytes())
 
 
 def cpu_machine(devices: int, known: Host, memory: int) -> Machine:
@@ -201,5 +201,5 @@ def cpu_machine(devices: int, known: Host, memory: int) -> Machine:
     )
 
 
-def _show(shape: Shape) -> str:
-    return "x".join(map(str, shape))
+def _text(shape: Shape, slices: int = 1) -> str:
+    return "x".join(map(str, shape)) + (f"*{slices}" if slices > 1 else "")

@@ -20,7 +20,7 @@ _AT_LEAST = 4
 
 @dataclasses.dataclass(frozen=True)
 class LogicalMesh:
-    """axes: names, outermost first. shape: their sizes. wires: per axis, outermost first; () for a size of 1."""
+    """axes: names, outermost first. shape: their sizes. wires: per axis, outermost first; none for size 1."""
 
     axes: tuple[str, ...]
     shape: Shape
@@ -52,12 +52,12 @@ def mesh_of(machine: Machine, sizes: Mapping[str, int]) -> LogicalMesh:
     wrong = [axis for axis, size in sizes.items() if not isinstance(size, int) or size < 1]
     if wrong:
         raise InputError(
-            f"Mesh axis {wrong[0]!r} has size {sizes[wrong[0]]!r}; give every axis a whole size of at least 1."
+            f"Mesh axis {wrong[0]!r} has size {sizes[wrong[0]]!r}; every axis needs a whole size of at least 1."
         )
     if not shape or math.prod(shape) != machine.devices:
         raise InputError(
-            f"Mesh {text or 'without axes'} has {math.prod(shape)} devices but {machine.name} has {machine.devices}; "
-            f"choose axis sizes whose product is {machine.devices}."
+            f"Mesh {text or 'without axes'} has {math.prod(shape)} devices but {machine.name} has "
+            f"{machine.devices}; choose axis sizes whose product is {machine.devices}."
         )
     wires = wires_of(machine.topology, shape)
     if wires is None:
@@ -70,8 +70,8 @@ def mesh_of(machine: Machine, sizes: Mapping[str, int]) -> LogicalMesh:
 
 @functools.lru_cache(maxsize=64)
 def enumerate_meshes(machine: Machine, max_axes: int = 3) -> tuple[LogicalMesh, ...]:
-    """All meshes of up to `max_axes` axes x, y, z, each larger than 1: those that split no torus axis first, then
-    fewer axes, then sides that are alike. A machine of one device has the mesh x=1."""
+    """All meshes of up to `max_axes` axes x, y, z, each larger than 1: those that split no torus axis first,
+    then fewer axes, then sides that are alike. A machine of one device has the mesh x=1."""
     names = AXIS_NAMES[:max_axes]
     shapes = [
         shape for count in range(1, len(names) + 1) for shape in _factorisations(machine.devices, count)
@@ -85,8 +85,8 @@ def enumerate_meshes(machine: Machine, max_axes: int = 3) -> tuple[LogicalMesh, 
 
 
 def preferred_meshes(machine: Machine, max_axes: int = 3) -> tuple[LogicalMesh, ...]:
-    """The meshes worth trying first, at most a dozen: those made of whole physical axes and their merges, and where
-    these are fewer than four, the next ones of `enumerate_meshes`."""
+    """The meshes worth trying first, at most a dozen: those made of whole physical axes and their merges, and
+    where these are fewer than four, the next ones of `enumerate_meshes`."""
     meshes = enumerate_meshes(machine, max_axes)
     whole = sum(_splits(mesh) == 0 for mesh in meshes)
     return meshes[: min(max(whole, _AT_LEAST), _SHORT_LIST)]
@@ -105,7 +105,8 @@ def _factorisations(devices: int, count: int) -> Iterator[Shape]:
 
 
 def _splits(mesh: LogicalMesh) -> int:
-    """How badly the axes fit the wires: parts of torus axes, and axes over an island and a part of the network.
+    """How badly the axes fit the wires: parts of torus axes, and axes over an island and a part of the
+    network.
 
     Islands, networks and shared memory serve any part of them equally well.
     """

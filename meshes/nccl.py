@@ -1,10 +1,11 @@
 """Collectives on GPUs: NCCL's own cost model with its constants, started by a launch.
 
-Seconds = launch + base + steps * step + bytes sent / rate, the least over algorithms and protocols. Constants:
-NVIDIA/nccl src/graph/tuning.cc, in seconds. Within a node: ring in three protocols, and for all-reduce in-switch
-reduction (NVLS) where its rate is known. Across nodes only the Simple protocol: measured all-reduces on four
-B200 nodes (stas00/ml-engineering network/README.md) lie on its ring, and far above the other two. The tree has a
-step of log2(nodes) round trips (openxla/xla sol_gpu_cost_model), which is what they take at 1 MiB.
+Seconds = launch + base + steps * step + bytes sent / rate, the least over algorithms and protocols.
+Constants: NVIDIA/nccl src/graph/tuning.cc, in seconds. Within a node: ring in three protocols, and for
+all-reduce in-switch reduction (NVLS) where its rate is known. Across nodes only the Simple protocol: measured
+all-reduces on four B200 nodes (stas00/ml-engineering network/README.md) lie on its ring, and far above the
+other two. The tree has a step of log2(nodes) round trips (openxla/xla sol_gpu_cost_model), which is what they
+take at 1 MiB.
 """
 
 import math
@@ -14,7 +15,7 @@ from meshes.topology import Wire
 
 Line = tuple[float, float]
 
-# Measured at 32 KiB to 1 MiB on A100, H200 and B200 nodes, 46 to 51 us of which NCCL's model explains 15 to 30.
+# All-reduces of 32 KiB to 1 MiB take 44 to 53 us on A100, H200 and B200; NCCL's model explains 15 to 30 of them.
 LAUNCH_S = 2e-5
 RING_BASE_S = {"LL": 6.6e-6, "LL128": 14e-6, "Simple": 8.4e-6}
 NVLINK_STEP_S = {"LL": 0.6e-6, "LL128": 1.9e-6, "Simple": 3.4e-6}
@@ -77,7 +78,7 @@ def _across(kind: str, near: int, nodes: int, rate: float) -> tuple[Line, ...]:
 
 
 def _all_to_all(near: int, nodes: int, ring: float, network: float) -> Line:
-    """Each GPU sends 1/n^2 of the array to each other one: those of its node over NVLink, the rest over the network."""
+    """Each GPU sends 1/n^2 of the array to each other one, over NVLink in its node, else over the network."""
     group = near * nodes
     wait = (near - 1) * NVLINK_STEP_S["Simple"] + (nodes - 1) * NETWORK_STEP_S
     slope = (near - 1) / group**2 / ring + (group - near) / group**2 / network

@@ -118,6 +118,6 @@ def _network_rate(chip: Chip, gpus: int) -> float:
 
 
 def host_topology(devices: int, copy_bandwidth: float, handover: float) -> Topology:
-    """Devices of one host process: they share its memory, so each copies at its share of the host's rate, and its
-    cores, so that all of them arrive at a collective only after a hand-over each (seconds)."""
+    """Devices of one host process: they share its memory, so each copies at its share of the host's rate, and
+    its cores, so that all of them arrive at a collective only after a hand-over each (seconds)."""
     return Topology((Wire("memory", "memory", devices, copy_bandwidth / devices, handover * devices),))
