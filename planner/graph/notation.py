@@ -21,7 +21,10 @@ _TOKEN = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*!?|[()_])")
 
 
 def parse(
-    text: str, operand_shapes: Sequence[Shape], result_shapes: Sequence[Shape], sizes: Mapping[str, int] | None = None
+    text: str,
+    operand_shapes: Sequence[Shape],
+    result_shapes: Sequence[Shape],
+    sizes: Mapping[str, int] | None = None,
 ) -> Rule:
     """The rule that `text` says, for values of these shapes.
 
@@ -41,9 +44,12 @@ def parse(
     for dims, shape in shaped:
         if len(dims) != len(shape):
             raise InputError(
-                f"The rule {text!r} gives {len(dims)} dims to a value of shape {tuple(shape)}; name every dim, '_' for extent 1."
+                f"The rule {text!r} gives {len(dims)} dims to a value of shape {tuple(shape)}; "
+                "name every dim, '_' for extent 1."
             )
-    found = _extents(text, [(dim, n) for dims, shape in shaped for dim, n in zip(dims, shape, strict=True)], sizes or {})
+    found = _extents(
+        text, [(dim, n) for dims, shape in shaped for dim, n in zip(dims, shape, strict=True)], sizes or {}
+    )
     return Rule(operands, results, found, frozenset(whole))
 
 
@@ -93,7 +99,11 @@ def _dims(text: str, part: str, whole: set[str]) -> Dims:
         if match is None:
             before = part[:at].strip()
             bad = part[at:].strip()[0]
-            remedy = "put '!' after a factor" if bad == "!" else "use factors, '_', '!', parentheses and commas only"
+            remedy = (
+                "put '!' after a factor"
+                if bad == "!"
+                else "use factors, '_', '!', parentheses and commas only"
+            )
             raise InputError(f"The rule {text!r} has {bad!r} after {before!r}; {remedy}.")
         at = match.end()
         token = match.group(1)
@@ -105,11 +115,15 @@ def _dims(text: str, part: str, whole: set[str]) -> Dims:
         elif token == "_" and merged is None:
             dims.append(())
         elif token in "()_":
-            raise InputError(f"The rule {text!r} has a misplaced {token!r}; a merged dim is '(h e)', not nested or empty.")
+            raise InputError(
+                f"The rule {text!r} has a misplaced {token!r}; a merged dim is '(h e)', not nested or empty."
+            )
         else:
             factor = token.removesuffix("!")
             if factor in seen:
-                raise InputError(f"The rule {text!r} names {factor!r} twice in one value; give each dim its own factor.")
+                raise InputError(
+                    f"The rule {text!r} names {factor!r} twice in one value; give each dim its own factor."
+                )
             seen.add(factor)
             if token.endswith("!"):
                 whole.add(factor)
@@ -136,5 +150,8 @@ def _extents(text: str, dims: list[tuple[Dim, int]], given: Mapping[str, int]) -
             raise InputError(f"The rule {text!r} leaves the extent of {unknown[0]!r} open; give it in sizes.")
         elif product != extent:
             said = " ".join(dim) or "_"
-            raise InputError(f"The rule {text!r} makes {said!r} {product} long, the array has {extent}; name another factor.")
+            raise InputError(
+                f"The rule {text!r} makes {said!r} {product} long where an array has {extent}; "
+                "give one factor one extent."
+            )
     return {factor: known[factor] for factor in dict.fromkeys(f for dim, _ in dims for f in dim)}

@@ -1,15 +1,15 @@
 """How each primitive may be split: a table keyed by the primitive's name. Knows no jax.
 
-Containers (jit, scan, while, cond, remat2, custom_jvp_call, ...) have no rule: their bodies are inlined. Opaque
-primitives (pallas_call, shard_map, ffi_call, callbacks, custom_partitioning) have none either; `rule_of`
-says None, and the caller keeps them whole.
+Containers (jit, scan, while, cond, remat2, custom_jvp_call, ...) have no rule: their bodies are inlined.
+Opaque primitives (pallas_call, shard_map, ffi_call, callbacks, custom_partitioning) have none either;
+`rule_of` says None, and the caller keeps them whole.
 """
 
 from planner.graph.rule import Rule
-from planner.rules import contraction, control, elementwise, indexing, random, reduction, reshaping
+from planner.rules import contraction, control, elementwise, indexing, linalg, random, reduction, reshaping
 from planner.rules.entry import Aval, Avals, Entry, Params, elements
 
-ROOMS = (contraction, control, elementwise, indexing, random, reduction, reshaping)
+ROOMS = (contraction, control, elementwise, indexing, linalg, random, reduction, reshaping)
 TABLE: dict[str, Entry] = {name: entry for room in ROOMS for name, entry in sorted(room.TABLE.items())}
 
 __all__ = ["TABLE", "Aval", "flops_of", "is_light", "rule_of"]

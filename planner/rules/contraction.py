@@ -3,7 +3,7 @@
 import math
 
 from planner.graph.rule import Rule
-from planner.rules.entry import Avals, Entry, Name, Params, build, numbered
+from planner.rules.entry import Avals, Entry, Name, Params, Shaped, build, numbered
 
 
 def dot_general(params: Params, operands: Avals, results: Avals) -> Rule:
@@ -21,8 +21,14 @@ def _dot_names(numbers, operands: Avals) -> tuple[list[str], list[str], list[str
     right_free = [d for d in range(right_rank) if d not in (*right_contract, *right_batch)]
     rows, columns = numbered("i", len(left_free)), numbered("j", len(right_free))
     left = dict(zip((*left_batch, *left_contract, *left_free), (*batch, *contract, *rows), strict=True))
-    right = dict(zip((*right_batch, *right_contract, *right_free), (*batch, *contract, *columns), strict=True))
-    return [left[d] for d in range(left_rank)], [right[d] for d in range(right_rank)], [*batch, *rows, *columns]
+    right = dict(
+        zip((*right_batch, *right_contract, *right_free), (*batch, *contract, *columns), strict=True)
+    )
+    return (
+        [left[d] for d in range(left_rank)],
+        [right[d] for d in range(right_rank)],
+        [*batch, *rows, *columns],
+    )
 
 
 def _dot_flops(params: Params, operands: Avals, results: Avals) -> float:
@@ -31,18 +37,21 @@ def _dot_flops(params: Params, operands: Avals, results: Avals) -> float:
 
 
 def ragged_dot_general(params: Params, operands: Avals, results: Avals) -> Rule:
-    """`m! k, g! k j, g! -> m! j`: a dot whose ragged dim is cut into groups, one slice of the other operand each.
+    """`i! k, g! k j, g! -> i! j`: a dot whose ragged dim is cut into groups, a slice of the right side each.
 
     The ragged dim and the groups stay whole, since where a group begins depends on data; the rest splits as
     in a dot. Ragged over rows the groups are a dim of the right operand, over a contracted dim a dim of the
-    result, `m! i, m! j, g! -> g! i j`.
+    result, `k! i, k! j, g! -> g! i j`.
     """
     numbers = params["ragged_dot_dimension_numbers"]
     group_dims = tuple(numbers.rhs_group_dimensions)
     kept = [d for d in range(len(operands[1].shape)) if d not in group_dims]
     (left_contract, right_contract), (left_batch, right_batch) = numbers.dot_dimension_numbers
-    moved = ((left_contract, [kept.index(d) for d in right_contract]), (left_batch, [kept.index(d) for d in right_batch]))
-    left, short, result = _dot_names(moved, (operands[0], _Ranked(len(kept))))
+    moved = (
+        (left_contract, [kept.index(d) for d in right_contract]),
+        (left_batch, [kept.index(d) for d in right_batch]),
+    )
+    left, short, result = _dot_names(moved, (operands[0], Shaped((1,) * len(kept))))
     right = ["g"] * len(operands[1].shape)
     for name, dim in zip(short, kept, strict=True):
         right[dim] = name
@@ -54,13 +63,6 @@ def ragged_dot_general(params: Params, operands: Avals, results: Avals) -> Rule:
     return build([left, right, groups], [result], operands, results, whole={"g", *ragged, *groups})
 
 
-class _Ranked:
-    """A stand-in for an operand of which only the rank matters."""
-
-    def __init__(self, rank: int) -> None:
-        self.shape, self.dtype = (1,) * rank, None
-
-
 def _ragged_flops(params: Params, operands: Avals, results: Avals) -> float:
     """Each row meets one group only, so the groups do not multiply the work."""
     sizes = ragged_dot_general(params, operands, results).sizes
@@ -70,8 +72,8 @@ def _ragged_flops(params: Params, operands: Avals, results: Avals) -> float:
 def conv_general_dilated(params: Params, operands: Avals, results: Avals) -> Rule:
     """`n c x!, o c w! -> n o y!`: batch n and features o split, input features c leave partial sums.
 
-    Spatial dims stay whole, except where the window is one element wide and moves one by one (`n c x, o c _ ->
-    n o x`). With feature groups the features are `(g c)` and `(g o)`, with batch groups the batch is `(g n)`:
+    Spatial dims stay whole, except where the window is one element wide and moves one by one, where
+    `n c x, o c _ -> n o x`. With feature groups the features are `(g c)` and `(g o)`, with batch groups the batch is `(g n)`:
     the group splits, what stands behind it does not.
     """
     numbers = params["dimension_numbers"]
@@ -79,21 +81,24 @@ def conv_general_dilated(params: Params, operands: Avals, results: Avals) -> Rul
     group = groups * batch_groups
     left: list[Name] = [""] * len(operands[0].shape)
     right, result = list(left), list(left)
-    n, c, o = (numbers.lhs_spec[0], numbers.lhs_spec[1], numbers.rhs_spec[0])
+    n, c, o = numbers.lhs_spec[0], numbers.lhs_spec[1], numbers.rhs_spec[0]
     features = operands[1].shape[o] // group
     left[n] = ("g", "n") if batch_groups > 1 else "n"
     left[c] = ("g", "c") if groups > 1 else "c"
     right[o] = result[numbers.out_spec[1]] = ("g", "o") if group > 1 else "o"
     right[numbers.rhs_spec[1]], result[numbers.out_spec[0]] = "c", "n"
-    whole = set()
-    for i, (x, w, y) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)):
-        if _slides_alone(params, i, operands[1].shape[w]):
-            left[x] = result[y] = f"x{i + 1}"
-            right[w] = f"w{i + 1}"
-        else:
-            left[x], right[w], result[y] = f"x{i + 1}", f"w{i + 1}", f"y{i + 1}"
-            whole |= {f"x{i + 1}", f"w{i + 1}", f"y{i + 1}"}
-    inner = {"g": group, "c": operands[1].shape[numbers.rhs_spec[1]], "n": results[0].shape[numbers.out_spec[0]]}
+    whole: set[str] = set()
+    spatial = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    for i, (x, w, y) in enumerate(spatial):
+        before, across, after = f"x{i + 1}", f"w{i + 1}", f"y{i + 1}"
+        alone = _slides_alone(params, i, operands[1].shape[w])
+        left[x], right[w], result[y] = before, across, before if alone else after
+        whole |= set() if alone else {before, across, after}
+    inner = {
+        "g": group,
+        "c": operands[1].shape[numbers.rhs_spec[1]],
+        "n": results[0].shape[numbers.out_spec[0]],
+    }
     return build([left, right], [result], operands, results, whole=whole, sizes=inner | {"o": features})
 
 

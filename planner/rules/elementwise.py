@@ -8,27 +8,28 @@ polynomial or rational approximation XLA expands them to (`xla/service/elemental
 import functools
 
 from planner.graph.rule import Rule
-from planner.rules.entry import Avals, Entry, Params, build, letters, no_flops, per_result
+from planner.rules.entry import Avals, Entry, Params, Shaped, build, elements, letters, no_flops, per_result
 
 PLAIN = (
-    "abs", "add", "add_any", "and", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "div", "eq", "eq_to",
-    "floor", "ge", "gt", "imag", "is_finite", "le", "le_to", "lt", "lt_to", "max", "min", "mul", "mulhi", "ne", "neg",
-    "nextafter", "not", "or", "population_count", "real", "reduce_precision", "rem", "round", "select_n", "shift_left",
+    "abs", "add", "add_any", "and", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type",
+    "div", "eq", "eq_to", "floor", "ge", "gt", "imag", "is_finite", "le", "le_to", "lt", "lt_to", "max",
+    "min", "mul", "mulhi", "ne", "neg", "nextafter", "not", "one_minus_square", "or",
+    "population_count", "real", "reduce_precision", "rem", "round", "select_n", "shift_left",
     "shift_right_arithmetic", "shift_right_logical", "sign", "square", "sub", "xor",
 )  # fmt: skip
 ROOTS = ("cbrt", "rsqrt", "sqrt")
 TRANSCENDENTAL = (
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "erf_inv", "erfc", "exp", "exp2",
-    "expm1", "log", "log1p", "logistic", "pow", "sin", "sinh", "tan", "tanh",
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "erf_inv", "erfc",
+    "exp", "exp2", "expm1", "log", "log1p", "log2", "logistic", "pow", "sin", "sinh", "tan", "tanh",
 )  # fmt: skip
 SPECIAL = (
-    "bessel_i0e", "bessel_i1e", "digamma", "igamma", "igamma_grad_a", "igammac", "lgamma", "polygamma", "random_gamma_grad",
+    "bessel_i0e", "bessel_i1e", "digamma", "igamma", "igamma_grad_a", "igammac", "lgamma", "polygamma",
     "regularized_incomplete_beta", "zeta",
 )  # fmt: skip
 UNCHANGED = (
-    "copy", "copy_p", "device_put", "dce_sink", "from_edtype", "layout_constraint", "mesh_cast", "name", "optimization_barrier",
-    "pin", "pvary", "reshard", "sharding_constraint", "stop_gradient", "to_edtype", "unpin", "with_memory_space_constraint",
-    "zeros_like",
+    "copy", "dce_sink", "device_put", "from_edtype", "layout_constraint", "name",
+    "optimization_barrier", "pin", "pvary", "reshard", "sharding_constraint", "stop_gradient",
+    "to_edtype", "unpin", "with_memory_space_constraint", "zeros_like",
 )  # fmt: skip
 
 
@@ -37,18 +38,11 @@ def pointwise(_params: Params, operands: Avals, results: Avals) -> Rule:
     return _pointwise(tuple(tuple(v.shape) for v in operands), tuple(tuple(v.shape) for v in results))
 
 
-class _Shaped:
-    """A bare shape, which is all an element-wise rule looks at."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape, self.dtype = shape, None
-
-
 @functools.lru_cache(maxsize=4096)
 def _pointwise(operands: tuple[tuple[int, ...], ...], results: tuple[tuple[int, ...], ...]) -> Rule:
     names = letters(max((len(shape) for shape in (*operands, *results)), default=0))
     left, right = [names[: len(shape)] for shape in operands], [names[: len(shape)] for shape in results]
-    return build(left, right, [_Shaped(s) for s in operands], [_Shaped(s) for s in results])
+    return build(left, right, [Shaped(s) for s in operands], [Shaped(s) for s in results])
 
 
 def unchanged(_params: Params, operands: Avals, results: Avals) -> Rule:
@@ -75,9 +69,15 @@ def _power(params: Params, _operands: Avals, results: Avals) -> float:
     return per_result(max(1.0, 2.0 * abs(params["y"]).bit_length() - 2.0))(params, _operands, results)
 
 
+def _polynomial(_params: Params, operands: Avals, results: Avals) -> float:
+    """Horner's scheme: a multiply-add per coefficient behind the first."""
+    return 2.0 * max(0, len(operands) - 2) * elements(results[0])
+
+
 TABLE = {
     "bitcast_convert_type": Entry(bitcast, no_flops, light=True),
     "integer_pow": Entry(pointwise, _power, light=True),
+    "polynomial": Entry(pointwise, _polynomial, light=True),
     **{name: Entry(pointwise, per_result(1.0), light=True) for name in PLAIN},
     **{name: Entry(pointwise, per_result(4.0), light=True) for name in ROOTS},
     **{name: Entry(pointwise, per_result(10.0), light=True) for name in TRANSCENDENTAL},

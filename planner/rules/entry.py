@@ -23,6 +23,14 @@ class Aval(Protocol):
     def dtype(self) -> Any: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Shaped:
+    """An aval of which only the shape matters."""
+
+    shape: tuple[int, ...]
+    dtype: Any = None
+
+
 Params = Mapping[str, Any]
 Avals = Sequence[Aval]
 Name = str | tuple[str, ...]  # of a dim, as rooms write it: one factor or several, major first
@@ -82,7 +90,9 @@ def build(
     one is walked by no factor, whatever its name, so a stretched dim needs no care; a factor over nothing
     (extent zero) stays whole. Raises ValueError if two dims of one factor differ.
     """
-    named = [tuple((n,) if isinstance(n, str) else n for n in names) for names in (*operand_names, *result_names)]
+    named = [
+        tuple((n,) if isinstance(n, str) else n for n in names) for names in (*operand_names, *result_names)
+    ]
     avals = (*operands, *results)
     extents = dict(sizes or {})
     for dims, aval in zip(named, avals, strict=True):
@@ -100,4 +110,3 @@ def build(
     stay = set(whole) & set(kept) | {f for f in kept if extents[f] == 0}
     count = len(operands)
     return Rule(values[:count], values[count:], {f: extents[f] for f in kept}, frozenset(stay))
-

@@ -113,7 +113,7 @@ def scatter_add(params: Params, operands: Avals, results: Avals) -> Rule:
 
 
 def scatter(params: Params, operands: Avals, results: Avals) -> Rule:
-    """`v1 d2, b1! _, b1! d2 -> v1 d2`: overwriting; the updates stay together, since the last one written wins."""
+    """`v1 d2, b1! _, b1! d2 -> v1 d2`: overwriting; updates stay together, as the last one wins."""
     return _scatter(params, operands, results, accumulates=False)
 
 
@@ -125,7 +125,7 @@ def _scatter_flops(_params: Params, operands: Avals, _results: Avals) -> float:
 def dynamic_update_slice(_params: Params, operands: Avals, results: Avals) -> Rule:
     """`a! b, c! b, , -> a! b`: a dim that is partly overwritten stays whole.
 
-    Where a single row is overwritten, `a b, _ b, , -> a b`, it splits: the device that holds the row writes it.
+    Where one row is overwritten, `a b, _ b, , -> a b`, it splits: the device that holds the row writes it.
     """
     old, new = operands[0].shape, operands[1].shape
     names, own = letters(len(old)), letters(len(old), len(old))

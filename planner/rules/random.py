@@ -22,9 +22,13 @@ def made(_params: Params, operands: Avals, results: Avals) -> Rule:
 
 
 def from_keys(_params: Params, operands: Avals, results: Avals) -> Rule:
-    """`a -> a b c`: each key of an array of keys makes an array of numbers, or of keys."""
+    """`a -> a b c`: each key of an array of keys makes an array of numbers, or of keys.
+
+    Keys of the hardware generator (rbg) make one stream, whose numbers depend on how it is cut: `a! -> a! b!`.
+    """
     names = letters(len(results[0].shape))
-    return build([names[: len(operands[0].shape)]], [names], operands, results)
+    whole = names if "rbg" in str(operands[0].dtype) else ()
+    return build([names[: len(operands[0].shape)]], [names], operands, results, whole=whole)
 
 
 def words(_params: Params, operands: Avals, results: Avals) -> Rule:
@@ -50,7 +54,9 @@ TABLE = {
     "random_split": Entry(from_keys, per_result(2 * THREEFRY), light=True),
     "random_unwrap": Entry(words, light=True),
     "random_wrap": Entry(words, light=True),
-    "rng_bit_generator": Entry(stream, lambda params, operands, results: per_result(10.0)(params, operands, results[1:])),
+    "rng_bit_generator": Entry(
+        stream, lambda params, operands, results: per_result(10.0)(params, operands, results[1:])
+    ),
     **{name: Entry(pointwise, per_result(THREEFRY), light=True) for name in COUNTERS},
     **{name: Entry(pointwise, per_result(2 * THREEFRY), light=True) for name in KEYWISE},
     **{name: Entry(made, no_flops, light=True) for name in MAKERS},

@@ -9,12 +9,14 @@ from planner.rules.entry import Avals, Entry, Name, Params, build, letters
 Shape = Sequence[int]
 
 
-def reshape(_params: Params, operands: Avals, results: Avals) -> Rule:
+def reshape(params: Params, operands: Avals, results: Avals) -> Rule:
     """`a (b c) -> a b c`: runs of dims with equal products share the factors both sides can be cut into.
 
-    Where the cuts of a run do not nest, (6, 4) -> (8, 3), its dims stay whole.
+    Where the cuts of a run do not nest, (6, 4) -> (8, 3), its dims stay whole. `dimensions`, where given, is
+    the order in which the operand's dims are read.
     """
-    before, after = operands[0].shape, results[0].shape
+    order = params.get("dimensions") or range(len(operands[0].shape))
+    before, after = [operands[0].shape[d] for d in order], results[0].shape
     left: list[Name] = ["_"] * len(before)
     right: list[Name] = ["_"] * len(after)
     sizes: dict[str, int] = {}
@@ -32,7 +34,8 @@ def reshape(_params: Params, operands: Avals, results: Avals) -> Rule:
             sizes.update(zip(names, cuts, strict=True))
             _deal(left, before, olds, names, cuts)
             _deal(right, after, news, names, cuts)
-    return build([left], [right], operands, results, whole=whole, sizes=sizes)
+    placed = [left[place] for place in sorted(range(len(left)), key=order.__getitem__)]
+    return build([placed], [right], operands, results, whole=whole, sizes=sizes)
 
 
 def _runs(before: Shape, after: Shape) -> Iterator[tuple[list[int], list[int]]]:
@@ -82,7 +85,7 @@ def transpose(params: Params, operands: Avals, results: Avals) -> Rule:
 
 
 def broadcast_in_dim(params: Params, operands: Avals, results: Avals) -> Rule:
-    """`b -> a b`: new and stretched dims are made by every device for itself. Further operands are sizes."""
+    """`b -> a b`: new and stretched dims are made by each device for itself. Further operands are sizes."""
     names = letters(len(results[0].shape))
     left = [[names[d] for d in params["broadcast_dimensions"]], *(() for _ in operands[1:])]
     return build(left, [names], operands, results)
@@ -107,8 +110,8 @@ def rev(params: Params, operands: Avals, results: Avals) -> Rule:
     return build([names], [names], operands, results, whole=[names[d] for d in params["dimensions"]])
 
 
-def resize(moved: Sequence[bool], operands: Avals, results: Avals, changed: int = 0) -> Rule:
-    """`a b! -> a c!`: dims that are `moved` stay whole on both sides; operands behind the first are scalars."""
+def _resize(moved: Sequence[bool], operands: Avals, results: Avals) -> Rule:
+    """`a b! -> a c!`: dims that are `moved` stay whole on both sides; further operands are scalars."""
     names, after = letters(len(moved)), letters(len(moved), len(moved))
     left = [names, *(() for _ in operands[1:])]
     right = [b if move else a for a, b, move in zip(names, after, moved, strict=True)]
@@ -118,13 +121,13 @@ def resize(moved: Sequence[bool], operands: Avals, results: Avals, changed: int 
 
 def pad(params: Params, operands: Avals, results: Avals) -> Rule:
     """`a b!, -> a c!`: padded dims stay whole; the second operand is the scalar to pad with."""
-    return resize([tuple(config) != (0, 0, 0) for config in params["padding_config"]], operands, results)
+    return _resize([tuple(config) != (0, 0, 0) for config in params["padding_config"]], operands, results)
 
 
 def cut(_params: Params, operands: Avals, results: Avals) -> Rule:
     """`a b! -> a c!`: a slice, at places known beforehand or not; dims it takes part of stay whole."""
     moved = [old != new for old, new in zip(operands[0].shape, results[0].shape, strict=True)]
-    return resize(moved, operands, results)
+    return _resize(moved, operands, results)
 
 
 def concatenate(params: Params, operands: Avals, results: Avals) -> Rule:
@@ -149,14 +152,18 @@ def stack(params: Params, operands: Avals, results: Avals) -> Rule:
     """`a b, a b -> n! a b`: the new dim stays whole."""
     names = letters(len(operands[0].shape))
     axis = params["axis"] % (len(names) + 1)
-    return build([names] * len(operands), [[*names[:axis], "n9", *names[axis:]]], operands, results, whole=["n9"])
+    return build(
+        [names] * len(operands), [[*names[:axis], "y", *names[axis:]]], operands, results, whole=["y"]
+    )
 
 
 def unstack(params: Params, operands: Avals, results: Avals) -> Rule:
     """`n! a b -> a b, a b`."""
     names = letters(len(results[0].shape)) if results else ()
     axis = params["axis"] % (len(names) + 1)
-    return build([[*names[:axis], "n9", *names[axis:]]], [names] * len(results), operands, results, whole=["n9"])
+    return build(
+        [[*names[:axis], "y", *names[axis:]]], [names] * len(results), operands, results, whole=["y"]
+    )
 
 
 def tile(params: Params, operands: Avals, results: Avals) -> Rule:
@@ -173,7 +180,6 @@ TABLE = {
     "broadcast_to": Entry(broadcast_to, light=True),
     "concatenate": Entry(concatenate),
     "dynamic_slice": Entry(cut),
-    "expand_dims": Entry(reshape, light=True),
     "pad": Entry(pad, light=True),
     "reshape": Entry(reshape),
     "rev": Entry(rev, light=True),
