@@ -1,6 +1,7 @@
 """From a solver's choice to a Plan: specs at sites, collectives, memory, words."""
 
 import hashlib
+import importlib.metadata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -174,3 +175,8 @@ def fingerprint(graph: Graph) -> str:
     for op in graph.ops:
         digest.update(f"{op.primitive}{op.operands}{op.results}{show_rule(op.rule)}{op.repeat}".encode())
     return digest.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """What the plan was made with."""
+    return {name: importlib.metadata.version(name) for name in ("jax", "numpy")}

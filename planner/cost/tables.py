@@ -10,7 +10,7 @@ layers cost as much to build as one.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,14 +55,17 @@ class Tables:
     network: Network
 
 
-def build(graph: Graph, coarse: Coarse, network: Network, limit: float) -> Tables:
-    """The Problem of a coarsened graph on one mesh, whose devices hold `limit` bytes each."""
-    return _Build(graph, coarse, network).tables(limit)
+def build(
+    graph: Graph, coarse: Coarse, network: Network, limit: float, pins: Mapping[int, Spec] | None = None
+) -> Tables:
+    """The Problem of a coarsened graph on one mesh, whose devices hold `limit` bytes each. pins: the spec of some
+    leaf nodes, which then have no other strategy."""
+    return _Build(graph, coarse, network, pins or {}).tables(limit)
 
 
 class _Build:
-    def __init__(self, graph: Graph, coarse: Coarse, network: Network) -> None:
-        self.graph, self.coarse, self.network = graph, coarse, network
+    def __init__(self, graph: Graph, coarse: Coarse, network: Network, pins: Mapping[int, Spec]) -> None:
+        self.graph, self.coarse, self.network, self.pins = graph, coarse, network, pins
         self.sizes = network.sizes
         self.primitive = {op.id: op.primitive for op in graph.ops}
         self.shared: dict[tuple, NodeTable] = {}
@@ -122,6 +125,7 @@ class _Build:
             node.flops,
             node.repeat,
             self._stores_state(node),
+            self.pins.get(node.id),
         )
 
     def _stores_state(self, node: Node) -> bool:
@@ -130,7 +134,9 @@ class _Build:
     def _table(self, node: Node, readers: list[PortSpecs]) -> NodeTable:
         graph, sizes = self.graph, self.sizes
         if node.kind == "copy":
-            found = _copies(node, readers)
+            found = _of_specs(node, [spec for port in readers for spec in port.specs])
+        elif node.id in self.pins:
+            found = _of_specs(node, [self.pins[node.id]])
         else:
             found = strategies(node, sizes, self._stores_state(node))
         primitive = self.primitive[node.ops[0]] if node.ops else ""
@@ -181,11 +187,12 @@ class _Build:
         return found
 
 
-def _copies(node: Node, readers: list[PortSpecs]) -> tuple[Strategy, ...]:
-    wanted = dict.fromkeys(spec for port in readers for spec in port.specs)
+def _of_specs(node: Node, specs: Sequence[Spec]) -> tuple[Strategy, ...]:
+    """One strategy per different spec of the node's only value."""
     names = [dim[0] for dim in node.outputs[0].dims]
     return tuple(
-        Strategy({name: axes for name, axes in zip(names, spec, strict=True) if axes}, {}) for spec in wanted
+        Strategy({name: axes for name, axes in zip(names, spec, strict=True) if axes}, {})
+        for spec in dict.fromkeys(specs)
     )
 
 

@@ -1,0 +1,157 @@
+"""The way through the house: plan a step, run it by the plan, compare it with the named schemes.
+
+    fn, args -trace-> Graph -coarsen-> nodes -tables-> Problem -search-> choice -planning-> Plan -apply-> ShardedStep
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from meshes.devices import jax_mesh, logical_of, machine_of_process
+from meshes.machine import Machine, load_machine
+from meshes.mesh import LogicalMesh, mesh_of, preferred_meshes
+from planner import planning
+from planner.apply import ShardedStep, apply
+from planner.describe import describe
+from planner.graph.coarsen import Coarse, coarsen
+from planner.graph.graph import Graph
+from planner.inputs import check_batch, check_names, pinned_nodes, usable_meshes
+from planner.jax_compat import Traced, trace_step
+from planner.plans import Plan
+from planner.search import Found, Progress, Request, search
+from planner.trace import build_graph
+from planner.trouble import does_not_fit
+
+Mesh = Mapping[str, int] | Any  # axis sizes, or a jax.sharding.Mesh
+
+
+def plan(
+    train_step: Callable[..., Any],
+    *args: Any,
+    machine: str | Machine | None = None,
+    mesh: Mesh | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    pins: Mapping[str, Any] | None = None,
+    schemes: Sequence[str] | None = None,
+    memory_fraction: float = 0.9,
+    solver: str = "auto",
+    seconds: float = 30.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best sharding found for one step; nothing is run, and no device is needed.
+
+    args: arrays or ShapeDtypeStructs, in any pytrees. machine: "tpu_v5e:4x4", or this process' devices. mesh: fix the
+    logical mesh (axis sizes, or a jax Mesh) instead of searching. pins: path pattern of arguments -> PartitionSpec.
+    schemes: stay inside these named schemes. memory_fraction: of a device's memory, the part a plan may use.
+    seconds: time limit of the search.
+
+    Raises InputError, PinError, TraceError for bad input; InfeasibleError if nothing fits the memory.
+    """
+    started = time.monotonic()
+    traced = trace_step(train_step, args, static_argnums, donate_argnums)
+    return _plan(traced, time.monotonic() - started, machine, mesh, pins, schemes, memory_fraction, solver, seconds, seed, progress)
+
+
+def plan_and_shard(
+    train_step: Callable[..., Any], *args: Any, plan: Plan | None = None, **keywords: Any
+) -> ShardedStep:
+    """The step, jitted to run as planned on this process' devices; a plan is made unless one is given.
+
+    Takes the keywords of `plan`. args: example arguments, arrays or ShapeDtypeStructs. The result is called like the
+    step itself; see ShardedStep for `init` and `put`.
+    """
+    tracing = {name: keywords.get(name) for name in ("static_argnums", "donate_argnums")}
+    started = time.monotonic()
+    traced = trace_step(train_step, args, **tracing)
+    tracing_seconds = time.monotonic() - started
+    if plan is None:
+        rest = {name: value for name, value in keywords.items() if name not in tracing}
+        plan = _plan(traced, tracing_seconds, **rest)
+    return apply(plan, traced, jax_mesh(mesh_of(load_machine(plan.machine), plan.mesh)))
+
+
+def compare(train_step: Callable[..., Any], *args: Any, **keywords: Any) -> Plan:
+    """The best plan beside the named schemes, priced by one model: `plan` by another name, read through `.schemes`."""
+    return plan(train_step, *args, **keywords)
+
+
+def _plan(
+    traced: Traced,
+    tracing_seconds: float,
+    machine: str | Machine | None = None,
+    mesh: Mesh | None = None,
+    pins: Mapping[str, Any] | None = None,
+    schemes: Sequence[str] | None = None,
+    memory_fraction: float = 0.9,
+    solver: str = "auto",
+    seconds: float = 30.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Plan:
+    report = progress or (lambda stage, part: None)
+    check_names(schemes, solver, memory_fraction)
+    target = machine if isinstance(machine, Machine) else load_machine(machine) if machine else machine_of_process()
+    started = time.monotonic()
+    report("walking the step", 0.0)
+    graph = build_graph(traced)
+    walked = time.monotonic()
+    coarse = coarsen(graph)
+    meshes = _meshes(target, mesh)
+    check_batch(graph, target, fixed=mesh is not None)
+    request = Request(
+        limit=target.memory_bytes * memory_fraction,
+        schemes=tuple(schemes or ()),
+        pins=pinned_nodes(graph, coarse, pins or {}),
+        solver=solver,
+        seconds=seconds,
+        seed=seed,
+        every_scheme=mesh is not None,
+    )
+    ready = time.monotonic()
+    found = search(graph, coarse, target, usable_meshes(meshes, graph, coarse, request.pins), request, report)
+    if not found.best.fits:
+        raise does_not_fit(graph, coarse, found, target, memory_fraction)
+    stages = {"trace": tracing_seconds + walked - started, "space": ready - walked, **found.seconds}
+    return _write(graph, coarse, target, found, stages)
+
+
+def _meshes(machine: Machine, fixed: Mesh | None) -> tuple[LogicalMesh, ...]:
+    if fixed is None:
+        return preferred_meshes(machine)
+    return (mesh_of(machine, fixed if isinstance(fixed, Mapping) else logical_of(fixed)),)
+
+
+def _write(
+    graph: Graph, coarse: Coarse, machine: Machine, found: Found, stages: Mapping[str, float]
+) -> Plan:
+    best = found.best
+    decided = planning.Decided(graph, coarse, best.tables, best.choice.choice)
+    arguments, results = planning.leaf_plans(decided)
+    chosen = found.rows[0]
+    return Plan(
+        machine=machine.name,
+        mesh=dict(best.mesh.sizes),
+        scheme=best.scheme or "chosen",
+        words=describe(decided, found.sorts),
+        step_seconds=chosen.step_seconds,
+        compute_seconds=chosen.compute_seconds,
+        exposed_seconds=chosen.exposed_seconds,
+        peak_bytes=chosen.peak_bytes,
+        limit_bytes=best.tables.problem.usage_limit,
+        wire_bytes=chosen.wire_bytes,
+        lower_bound_seconds=found.lower_bound,
+        stopped=best.choice.stopped,
+        memory=planning.memory_at_peak(decided, found.sorts),
+        arguments=arguments,
+        results=results,
+        sites=planning.sites(decided),
+        collectives=planning.collectives(decided),
+        schemes=found.rows,
+        seconds={**stages, "total": sum(stages.values())},
+        unknown=graph.unknown,
+        notes=(*graph.notes, *found.notes),
+        fingerprint=planning.fingerprint(graph),
+        versions=planning.versions(),
+    )

@@ -1,0 +1,111 @@
+"""Checks of what the user asked for, before any work is done: batch, schemes, pins, meshes."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshes.machine import Machine
+from meshes.mesh import LogicalMesh
+from planner.errors import InputError, PinError
+from planner.graph.coarsen import Coarse
+from planner.graph.graph import Graph
+from planner.graph.labels import batch_extent
+from planner.sharding.named import SCHEMES
+from planner.sharding.spec import Spec, axes_of, show, ways
+from planner.search import SOLVERS
+
+
+def check_names(schemes: Sequence[str] | None, solver: str, memory_fraction: float) -> None:
+    """Raises InputError for a scheme or solver that does not exist, or a fraction outside (0, 1]."""
+    for name in schemes or ():
+        if name not in SCHEMES:
+            raise InputError(f"There is no scheme {name!r}; choose among {', '.join(SCHEMES)}.")
+    if solver not in SOLVERS:
+        raise InputError(f"There is no solver {solver!r}; choose one of {', '.join(SOLVERS)}.")
+    if not 0 < memory_fraction <= 1:
+        raise InputError(f"memory_fraction is {memory_fraction}; give a part of the memory, like 0.9.")
+
+
+def check_batch(graph: Graph, machine: Machine, fixed: bool) -> None:
+    """Raises InputError if there are at least as many examples as devices, but not the same number for each.
+
+    A fixed mesh is the user's word that the batch is meant to be split over some of its axes only.
+    """
+    batch = batch_extent(graph)
+    if batch is None or fixed or batch < machine.devices or batch % machine.devices == 0:
+        return
+    below, above = (batch // machine.devices) * machine.devices, -(-batch // machine.devices) * machine.devices
+    raise InputError(
+        f"The batch has {batch} examples, which {machine.devices} devices cannot share evenly. "
+        f"Use {below} or {above} examples, or fix a mesh with an axis that divides {batch} (mesh=)."
+    )
+
+
+def spec_from(given: Any, rank: int, name: str) -> Spec:
+    """A spec from a PartitionSpec or a tuple of axes per dim; dims left out at the end are whole."""
+    if isinstance(given, str):
+        raise PinError(f"The pin {name!r} is {given!r}; give a PartitionSpec, such as P('x', None).")
+    dims = tuple((axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in given)
+    if len(dims) > rank:
+        raise PinError(
+            f"The pin {name!r} gives {len(dims)} dims, but the value has {rank}. Give at most {rank} entries."
+        )
+    spec = dims + ((),) * (rank - len(dims))
+    used = axes_of(spec)
+    if len(set(used)) < len(used):
+        raise PinError(f"The pin {name!r} = {show(spec)} uses an axis twice. Give each axis to one dim.")
+    return spec
+
+
+def pinned_nodes(graph: Graph, coarse: Coarse, pins: Mapping[str, Any]) -> dict[int, Spec]:
+    """Node id -> spec of every argument that a pin names. Raises PinError for a pin that names none."""
+    pinned: dict[int, Spec] = {}
+    for pattern, given in pins.items():
+        matches = [leaf for leaf in graph.arguments if fnmatch.fnmatchcase(leaf.path, pattern)]
+        if not matches:
+            raise PinError(
+                f"The pin {pattern!r} matches no argument. Paths look like {_examples(graph)}; * stands for any text."
+            )
+        for leaf in matches:
+            spec = spec_from(given, len(graph.values[leaf.value].shape), pattern)
+            if leaf.value in coarse.home:
+                pinned[coarse.home[leaf.value][0]] = spec
+    return pinned
+
+
+def _examples(graph: Graph) -> str:
+    paths = [leaf.path for leaf in graph.arguments]
+    return " or ".join(repr(path) for path in (paths[0], paths[-1])) if paths else "nothing: the step has no arguments"
+
+
+def usable_meshes(
+    meshes: Sequence[LogicalMesh], graph: Graph, coarse: Coarse, pins: Mapping[int, Spec]
+) -> tuple[LogicalMesh, ...]:
+    """The meshes on which all pins can hold. Raises PinError if there is none, saying why for the first mesh."""
+    problems = {mesh: _pin_problem(mesh, graph, coarse, pins) for mesh in meshes}
+    usable = tuple(mesh for mesh, problem in problems.items() if not problem)
+    if usable:
+        return usable
+    raise PinError(next(iter(problems.values())))
+
+
+def _pin_problem(mesh: LogicalMesh, graph: Graph, coarse: Coarse, pins: Mapping[int, Spec]) -> str:
+    """Why a pin cannot hold on a mesh, '' if all can."""
+    names = {leaf.value: leaf.path for leaf in graph.arguments}
+    for node, spec in pins.items():
+        value = coarse.nodes[node].outputs[0].value
+        path, shape = names[value], graph.values[value].shape
+        unknown = [axis for axis in axes_of(spec) if axis not in mesh.sizes]
+        if unknown:
+            return (
+                f"The pin on {path} names the axis {unknown[0]!r}, but the mesh has {', '.join(mesh.axes)}. "
+                f"Use these names, or fix the mesh (mesh=)."
+            )
+        for dim, (extent, axes) in enumerate(zip(shape, spec, strict=True)):
+            count = ways(axes, mesh.sizes)
+            if extent % count:
+                return (
+                    f"The pin {show(spec)} does not divide {path}: dim {dim} has {extent} elements, which "
+                    f"{count} pieces cannot share evenly. Pin another dim, or choose a size that {count} divides."
+                )
+    return ""

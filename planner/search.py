@@ -1,0 +1,197 @@
+"""Search: every candidate mesh, every named scheme on it, and the best choice of all.
+
+    for each mesh:  tables -> each scheme at its best -> the free optimum, started from the schemes' choices
+
+The result is the cheapest choice that fits the memory. A named scheme that beats the free search (which can only happen
+when the search was cut short) is returned itself, so a plan is never worse than what one would have written by hand.
+"""
+
+import dataclasses
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from meshes.machine import Machine
+from meshes.mesh import LogicalMesh
+from planner.cost.problem import Choice, peak_of
+from planner.cost.restrict import restrict, widen
+from planner.cost.tables import Tables, build
+from planner.cost.traffic import Network
+from planner.graph.coarsen import Coarse, Node
+from planner.graph.graph import Graph
+from planner.planning import Decided, communication_seconds, wire_bytes
+from planner.plans import SchemeRow
+from planner.sharding import named
+from planner.sharding.spec import Spec
+from planner.solvers import auto
+
+SOLVERS = {"auto": auto.solve}
+
+Progress = Callable[[str, float], None]  # what is being done, and which part of the whole is done
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to search. limit: bytes per device. schemes: stay inside these, () for the whole space. pins: node id ->
+    spec. every_scheme: price each scheme on each mesh, not only where it is at home."""
+
+    limit: float
+    schemes: tuple[str, ...] = ()
+    pins: Mapping[int, Spec] = dataclasses.field(default_factory=dict)
+    solver: str = "auto"
+    seconds: float = 30.0
+    seed: int = 0
+    every_scheme: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A choice on one mesh. scheme: '' for the free search."""
+
+    scheme: str
+    mesh: LogicalMesh
+    tables: Tables
+    choice: Choice
+
+    @property
+    def fits(self) -> bool:
+        """Whether it stays within the memory limit at every time."""
+        return self.choice.peak <= self.tables.problem.usage_limit and math.isfinite(self.choice.cost)
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The result. best: the cheapest that fits, or else the one that needs the least memory. lower_bound: no choice on
+    any of the meshes tried is cheaper. seconds: of the stages cost and solve."""
+
+    best: Candidate
+    rows: tuple[SchemeRow, ...]
+    lower_bound: float
+    seconds: Mapping[str, float]
+    sorts: Mapping[int, named.Sort]
+    notes: tuple[str, ...] = ()
+
+
+def search(
+    graph: Graph, coarse: Coarse, machine: Machine, meshes: Sequence[LogicalMesh], request: Request, progress: Progress
+) -> Found:
+    """The best choice over the meshes. A mesh that the time runs out for is left out, and a note says so."""
+    sorts = named.sorts(coarse.nodes, _users(coarse))
+    spent: dict[str, float] = {"cost": 0.0, "solve": 0.0}
+    candidates: list[Candidate] = []
+    bounds: list[float] = []
+    notes: list[str] = []
+    deadline = time.monotonic() + request.seconds
+    for i, mesh in enumerate(meshes):
+        left = deadline - time.monotonic()
+        if candidates and left <= 0:
+            untried = ", ".join(str(m) for m in meshes[i:])
+            notes.append(f"The time ran out before these meshes were tried: {untried}.")
+            break
+        progress(f"mesh {mesh}", i / len(meshes))
+        started = time.monotonic()
+        tables = build(graph, coarse, Network(machine, mesh), request.limit, request.pins)
+        built = time.monotonic()
+        share = max(0.2, left / (len(meshes) - i))
+        on_mesh = _schemes(coarse, tables, mesh, sorts, request, share)
+        if not request.schemes:
+            on_mesh.append(_free(tables, mesh, on_mesh, request, share))
+        spent["cost"] += built - started
+        spent["solve"] += time.monotonic() - built
+        candidates += on_mesh
+        bounds += [c.choice.lower_bound for c in on_mesh if not c.scheme or request.schemes]
+    best = min(candidates, key=lambda c: (not c.fits, c.choice.cost if c.fits else c.choice.peak))
+    rows = _rows(graph, coarse, candidates, best)
+    lower_bound = min([*bounds, best.choice.cost])
+    return Found(best, rows, lower_bound, spent, sorts, tuple(notes))
+
+
+def _users(coarse: Coarse) -> dict[int, list[Node]]:
+    users: dict[int, list[Node]] = defaultdict(list)
+    for link in coarse.links:
+        users[link.maker].append(coarse.nodes[link.user])
+    return users
+
+
+def _schemes(
+    coarse: Coarse, tables: Tables, mesh: LogicalMesh, sorts: Mapping[int, named.Sort], request: Request, seconds: float
+) -> list[Candidate]:
+    """Every named scheme that this mesh is the home of, solved inside its restriction."""
+    found = []
+    for scheme in named.SCHEMES.values():
+        roles = scheme.roles(len(mesh.axes))
+        if roles is None or (request.schemes and scheme.name not in request.schemes):
+            continue
+        if not request.every_scheme and len(set(roles)) == 1 and len(mesh.axes) > 1:
+            continue  # axes that all do the same are one axis, and a mesh of one axis is tried by itself
+        kept = _kept(coarse, tables, sorts, dict(zip(mesh.axes, roles, strict=True)))
+        if kept is None:
+            continue
+        choice = SOLVERS[request.solver](restrict(tables.problem, kept), seconds=seconds, seed=request.seed)
+        wide = dataclasses.replace(choice, choice=widen(choice.choice, kept))
+        found.append(Candidate(scheme.name, mesh, tables, wide))
+    return found
+
+
+def _kept(
+    coarse: Coarse, tables: Tables, sorts: Mapping[int, named.Sort], roles: Mapping[str, str]
+) -> list[np.ndarray] | None:
+    """The strategies each node keeps inside a scheme; None if some node has none left, or the scheme does nothing."""
+    shared: dict[tuple, np.ndarray] = {}
+    kept = []
+    for node, table in zip(coarse.nodes, tables.nodes, strict=True):
+        key = (id(table), sorts[node.id], node.labels)
+        if key not in shared:
+            shared[key] = np.array(named.allowed(node, sorts[node.id], table.strategies, roles), dtype=np.int64)
+        kept.append(shared[key])
+    if any(len(indices) == 0 for indices in kept) or not _works(coarse, tables, kept, roles):
+        return None
+    return kept
+
+
+def _works(coarse: Coarse, tables: Tables, kept: list[np.ndarray], roles: Mapping[str, str]) -> bool:
+    """Whether every axis splits some heavy op: otherwise the step has nothing the scheme could split."""
+    busy: set[str] = set()
+    for node, table, indices in zip(coarse.nodes, tables.nodes, kept, strict=True):
+        if node.kind == "op" and node.flops and not busy.issuperset(roles):
+            for i in indices:
+                busy.update(axis for axes in table.strategies[i].split.values() for axis in axes)
+    return busy.issuperset(roles)
+
+
+def _free(
+    tables: Tables, mesh: LogicalMesh, schemes: Sequence[Candidate], request: Request, seconds: float
+) -> Candidate:
+    starts = [c.choice.choice for c in schemes if math.isfinite(c.choice.cost)]
+    solve = SOLVERS[request.solver]
+    choice = solve(tables.problem, seconds=seconds, seed=request.seed, starts=starts)
+    return Candidate("", mesh, tables, choice)
+
+
+def _rows(graph: Graph, coarse: Coarse, candidates: Sequence[Candidate], best: Candidate) -> tuple[SchemeRow, ...]:
+    """The chosen plan, then each scheme at its best mesh."""
+    rows = [_row("chosen", graph, coarse, best)]
+    for name in named.SCHEMES:
+        several = [c for c in candidates if c.scheme == name and math.isfinite(c.choice.cost)]
+        if several:
+            champion = min(several, key=lambda c: (not c.fits, c.choice.cost))
+            rows.append(_row(name, graph, coarse, champion))
+    return tuple(rows)
+
+
+def _row(name: str, graph: Graph, coarse: Coarse, candidate: Candidate) -> SchemeRow:
+    decided = Decided(graph, coarse, candidate.tables, candidate.choice.choice)
+    communication = communication_seconds(decided)
+    return SchemeRow(
+        scheme=name,
+        mesh=dict(candidate.mesh.sizes),
+        step_seconds=candidate.choice.cost,
+        compute_seconds=candidate.choice.cost - communication,
+        exposed_seconds=communication,
+        peak_bytes=peak_of(candidate.tables.problem, candidate.choice.choice),
+        wire_bytes=wire_bytes(decided),
+        fits=candidate.fits,
+    )
