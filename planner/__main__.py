@@ -128,15 +128,24 @@ def _print(renderable: Any) -> None:
     console().print(renderable)
 
 
-def _plan(values: flags.FlagValues, words: list[str]) -> Any:
-    from planner.plans import as_json
+def _planned(verb: str, values: flags.FlagValues, words: list[str]) -> Any:
+    """The plan that `verb`, plan or compare, makes of what the flags say; saved where they say so."""
+    from planner.progress import planning_bar
 
     _no_words(words)
     choices, job = _choices(values), _job(values)
-    plan = planner.plan(job.step, *job.args, **choices)
-    _print(plan.table())
+    with planning_bar() as progress:
+        plan = getattr(planner, verb)(job.step, *job.args, progress=progress, **choices)
     if values.out:
         plan.save(values.out)
+    return plan
+
+
+def _plan(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.plans import as_json
+
+    plan = _planned("plan", values, words)
+    _print(plan.table())
     return as_json(plan)
 
 
@@ -144,12 +153,8 @@ def _compare(values: flags.FlagValues, words: list[str]) -> Any:
     from planner.plans import as_json
     from planner.report.tables import comparison_table
 
-    _no_words(words)
-    choices, job = _choices(values), _job(values)
-    plan = planner.compare(job.step, *job.args, **choices)
+    plan = _planned("compare", values, words)
     _print(comparison_table(plan))
-    if values.out:
-        plan.save(values.out)
     return as_json(plan)
 
 

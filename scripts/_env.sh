@@ -21,6 +21,6 @@ make_environment() {
   fi
   echo "Making $folder with $("$interpreter" --version) (once; a minute or two)." >&2
   "$interpreter" -m venv --clear "$folder"
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check -e ".[$extra]"
+  "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -e ".[$extra]"
   echo "$stamp" >"$folder/meshwright.stamp"
 }

@@ -134,7 +134,7 @@ def test_the_flags_reach_the_planner(capsys, tmp_path, monkeypatch):
     seen = {}
 
     def plan(step, *args, **choices):
-        seen.update(choices, arity=len(args))
+        seen.update(choices, arity=len(args), progress=callable(choices["progress"]))
         return make_plan()
 
     monkeypatch.setattr(planner, "plan", plan, raising=False)
@@ -149,6 +149,7 @@ def test_the_flags_reach_the_planner(capsys, tmp_path, monkeypatch):
         "machine": "cpu:8",
         "memory_fraction": 0.5,
         "mesh": {"data": 4, "model": 2},
+        "progress": True,
         "pins": {"batch.*": (("data",), ())},
         "schemes": ("fsdp", "data"),
         "seconds": 3.0,

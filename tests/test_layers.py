@@ -17,7 +17,18 @@ FLOORS = (
     (("planner.rules",), ("planner.sharding",)),
     (("planner.cost",),),
     (("planner.solvers",), ("planner.simulate",)),
-    (("planner.describe", "planner.planning", "planner.plans", "planner.report", "planner.storage"),),
+    (
+        (
+            "planner.describe",
+            "planner.inputs",
+            "planner.planning",
+            "planner.plans",
+            "planner.report",
+            "planner.search",
+            "planner.storage",
+            "planner.trouble",
+        ),
+    ),
     (
         (
             "meshes.devices",
@@ -36,6 +47,7 @@ FLOORS = (
             "planner.api",
             "planner.arguments",
             "planner.jobs",
+            "planner.progress",
             "planner.train_command",
         ),
     ),
