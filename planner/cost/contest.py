@@ -27,17 +27,17 @@ def load(path: str | pathlib.Path) -> Problem:
     """Reads a problem from a .json or .json.gz file. Raises InputError when it is not one."""
     path = pathlib.Path(path)
     try:
-        opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-        with opened as file:
-            return problem_of(json.load(file)["problem"])
+        raw = path.read_bytes()
+        content = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        return problem_of(content["problem"])
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror or error}); give a readable file."
         ) from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise InputError(
-            f"{path} is not a problem of the contest's format ({error!r}); give a JSON file with problem.nodes and "
-            "problem.edges."
+            f"{path} is not a problem of the contest's format ({error!r}); give a JSON file with problem.nodes "
+            "and problem.edges."
         ) from error
 
 
@@ -72,9 +72,8 @@ def problem_of(content: dict[str, Any]) -> Problem:
 def save(problem: Problem, path: str | pathlib.Path, name: str = "meshwright") -> None:
     """Writes a problem; `load` reads it back. Written compressed when the name ends in .gz."""
     path = pathlib.Path(path)
-    opened = gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w")
-    with opened as file:
-        json.dump({"problem": {"name": name, **content_of(problem)}}, file)
+    raw = json.dumps({"problem": {"name": name, **content_of(problem)}}).encode()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
 
 
 def content_of(problem: Problem) -> dict[str, Any]:

@@ -9,25 +9,28 @@ of everything before. That is variable elimination in the (min, +) semiring: wit
     F          =  F - F(v) + {m_v}
 
 When all nodes are gone what is left is the minimum. Going back, x_v = argmin_a of the same sum at the choices
-already made. Work: sum_v prod(K of D(v) and v), at most n K^(width + 1); a node of degree 1 or 2 is a fold of
-K^2 or K^3. The order is free (see `planner.solvers.orders`).
+already made. Work: sum_v prod(K of D(v) and v), at most n K^(width + 1), K in classes of strategies that the
+tables tell apart (`planner.solvers.factors`); a node of degree 1 or 2 is a fold of K^2 or K^3. The order is
+free (`planner.solvers.orders`).
 
 Repeated layers: tables are interned, each m_v has its minimum taken off (kept as a constant), and the step
-that makes m_v from the same tables in the same layout is done once. Sums are exact (see
-`planner.solvers.network`), so the messages of identical layers become identical, not merely close.
+that makes m_v from the same tables in the same layout is done once. Sums are exact (`planner.solvers.network`),
+so the messages of identical layers become identical, not merely close.
 """
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from planner.cost.problem import Choice, Floats, Problem, cost_of, peak_of
-from planner.solvers.network import Interner, Network, neighbours_of, network_of
+from planner.solvers.factors import Factor, Map, added, least_per_class, meet, pair_factor, spread
+from planner.solvers.interning import Interner
+from planner.solvers.minplus import OutOfTime, min_plus
+from planner.solvers.network import Network, network_of
 from planner.solvers.orders import Order, best_order
 
-BLOCK = 1 << 16  # entries that stay in a core's cache while they are added and compared
 LARGEST_TABLE = 6e7  # entries of one kept table: half a gigabyte
 
 
@@ -38,33 +41,33 @@ class Eliminated:
 
     value: float
     choice: tuple[int, ...]
-    entries: int
+    entries: float
     products: int
     recalled: int
 
 
-class OutOfTime(Exception):
-    """The deadline passed before the elimination was complete."""
-
-
 @dataclasses.dataclass(frozen=True)
-class _Factor:
-    scope: tuple[int, ...]
-    table: Floats
+class _Bucket:
+    node: int
+    costs: Floats
+    factors: tuple[Factor, ...]
 
 
 def solve(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> Choice:
     """The exact optimum without the memory limit; says so if the limit is broken, the tables are too large
     or the time is up. `seed` is not used: there is nothing random."""
     del seed
-    network = network_of(problem, Interner())
-    order = best_order(neighbours_of(network), network.sizes)
+    intern = Interner()
+    network = network_of(problem, intern)
     cheapest = sum(float(table.min()) for table in (*network.unary, *network.pairs.values()))
     greedy = tuple(int(costs.argmin()) for costs in network.unary)
-    if order.largest > LARGEST_TABLE:
-        return _answer(problem, greedy, cheapest, f"elimination needs a table of {order.largest:.1e} entries")
     try:
-        found = eliminate(network, order, deadline=time.monotonic() + seconds)
+        order = best_order(network, intern)
+        if order.largest > LARGEST_TABLE:
+            return _answer(
+                problem, greedy, cheapest, f"elimination needs a table of {order.largest:.1e} entries"
+            )
+        found = eliminate(network, order, intern, deadline=time.monotonic() + seconds)
     except (OutOfTime, KeyboardInterrupt):
         return _answer(problem, greedy, cheapest, f"not done in {seconds:g} s")
     return _answer(problem, found.choice, cost_of(problem, found.choice), "exact")
@@ -77,127 +80,87 @@ def _answer(problem: Problem, choice: tuple[int, ...], bound: float, stopped: st
     return Choice(choice, cost, min(bound, cost), peak, stopped)
 
 
-def eliminate(
-    network: Network, order: Order, *, intern: Interner | None = None, deadline: float = np.inf
-) -> Eliminated:
+def eliminate(network: Network, order: Order, intern: Interner, *, deadline: float = np.inf) -> Eliminated:
     """The minimum of a network and where it is. Raises OutOfTime when time.monotonic() passes `deadline`."""
-    intern = intern or Interner()
-    factors: dict[int, dict[tuple[int, ...], _Factor]] = {v: {} for v in order.nodes}
-    for v, costs in enumerate(network.unary):
-        _insert(factors, _Factor((v,), intern(costs)), intern)
+    unary = list(network.unary)
+    factors: list[dict[tuple[int, ...], Factor]] = [{} for _ in unary]
     for pair, table in network.pairs.items():
-        _insert(factors, _Factor(pair, intern(table)), intern)
-    buckets: list[tuple[int, list[_Factor]]] = []
-    value, entries, products, recalled = 0.0, 0, 0, 0
+        _insert(factors, pair_factor(pair, table, intern), intern)
+    buckets: list[_Bucket] = []
+    value, entries, products, recalled = 0.0, 0.0, 0, 0
     for v in order.nodes:
-        bucket = [factors[v][scope] for scope in sorted(factors[v])]
-        for factor in bucket:
+        bucket = _Bucket(v, unary[v], tuple(factors[v][scope] for scope in sorted(factors[v])))
+        buckets.append(bucket)
+        for factor in bucket.factors:
             for w in factor.scope:
                 factors[w].pop(factor.scope, None)
-        buckets.append((v, bucket))
-        scope = tuple(sorted({w for factor in bucket for w in factor.scope} - {v}))
-        layout = {w: axis for axis, w in enumerate((v, *scope))}
-        key = ("min", *((id(f.table), *(layout[w] for w in f.scope)) for f in bucket))
-        found, least = intern.recall(key), intern.recall((key, "least"))
-        if found is None or least is None:
-            sizes = [len(network.unary[w]) for w in (v, *scope)]
-            message = min_plus([_spread(f, layout) for f in bucket], sizes, deadline)
-            entries, products = entries + int(np.prod(sizes, dtype=float)), products + 1
-            low = float(message.min())
-            least = intern.keep((key, "least"), np.array([low]))
-            found = intern.keep(key, message - low if np.isfinite(low) else message)
-        else:
-            recalled += 1
-        value += float(least[0])
-        if scope:
-            _insert(factors, _Factor(scope, found), intern)
-    return Eliminated(value, _go_back(buckets, len(network.unary)), entries, products, recalled)
+        scope, key = _layout(bucket)
+        known = intern.knows(key)
+        maps, message, least, size = intern.recall(
+            key, lambda b=bucket, s=scope: _message(b, s, intern, deadline)
+        )
+        recalled, products = recalled + known, products + (not known)
+        entries += 0.0 if known else size
+        value += least
+        if len(scope) == 1:
+            w = scope[0]
+            sum_key = ("unary", id(unary[w]), id(message), id(maps[0]))
+            unary[w] = intern.recall(sum_key, lambda w=w, m=message, c=maps: intern(unary[w] + m[c[0]]))
+        elif scope:
+            _insert(factors, Factor(scope, maps, message), intern)
+    return Eliminated(value, _go_back(buckets, len(unary)), entries, products, recalled)
 
 
-def _insert(factors: dict[int, dict[tuple[int, ...], _Factor]], factor: _Factor, intern: Interner) -> None:
+def _layout(bucket: _Bucket) -> tuple[tuple[int, ...], object]:
+    """D(v), and a key that is equal for buckets of the same tables in the same layout."""
+    scope = tuple(sorted({w for factor in bucket.factors for w in factor.scope} - {bucket.node}))
+    place = {w: axis for axis, w in enumerate((bucket.node, *scope))}
+    names = [
+        (id(f.table), *((place[w], id(m)) for w, m in zip(f.scope, f.maps, strict=True)))
+        for f in bucket.factors
+    ]
+    return scope, ("message", id(bucket.costs), *names)
+
+
+def _message(
+    bucket: _Bucket, scope: tuple[int, ...], intern: Interner, deadline: float
+) -> tuple[tuple[Map, ...], Floats, float, float]:
+    """The maps and the table of m_v with its minimum taken off, that minimum, and the entries computed."""
+    axes = (bucket.node, *scope)
+    classes: list[Map] = []
+    finer: list[dict[int, Map]] = []
+    for w in axes:
+        maps = [m for f in bucket.factors for x, m in zip(f.scope, f.maps, strict=True) if x == w]
+        if not maps:
+            least = float(bucket.costs.min())
+            return (), intern(np.zeros(())), least, float(len(bucket.costs))
+        met, to = meet(maps, intern)
+        classes.append(met)
+        finer.append({id(one): into for one, into in zip(maps, to, strict=True)})
+    sizes = [int(one.max()) + 1 for one in classes]
+    costs = least_per_class(bucket.costs, classes[0], sizes[0]).reshape(-1, *(1 for _ in scope))
+    parts = [spread(factor, axes, finer) for factor in bucket.factors]
+    message = min_plus([costs, *parts], sizes, deadline)
+    least = float(message.min())
+    if np.isfinite(least):
+        message = message - least
+    return tuple(classes[1:]), intern(message), least, float(np.prod(sizes, dtype=float))
+
+
+def _insert(factors: Sequence[dict[tuple[int, ...], Factor]], factor: Factor, intern: Interner) -> None:
     known = factors[factor.scope[0]].get(factor.scope)
     if known is not None:
-        key = ("plus", *sorted((id(known.table), id(factor.table))))
-        total = intern.recall(key)
-        total = intern.keep(key, known.table + factor.table) if total is None else total
-        factor = _Factor(factor.scope, total)
+        factor = added(known, factor, intern)
     for v in factor.scope:
         factors[v][factor.scope] = factor
 
 
-def _spread(factor: _Factor, layout: dict[int, int]) -> Floats:
-    """The factor's table with one axis per variable of `layout`, of extent one where it does not name it."""
-    axes = sorted(range(len(factor.scope)), key=lambda axis: layout[factor.scope[axis]])
-    shape = [1] * len(layout)
-    for axis, w in enumerate(factor.scope):
-        shape[layout[w]] = factor.table.shape[axis]
-    return np.ascontiguousarray(factor.table.transpose(axes)).reshape(shape)
-
-
-def _go_back(buckets: list[tuple[int, list[_Factor]]], count: int) -> tuple[int, ...]:
+def _go_back(buckets: list[_Bucket], count: int) -> tuple[int, ...]:
     choice = [0] * count
-    for v, bucket in reversed(buckets):
-        total = sum(f.table[tuple(slice(None) if w == v else choice[w] for w in f.scope)] for f in bucket)
-        choice[v] = int(np.argmin(total))
+    for bucket in reversed(buckets):
+        total = bucket.costs
+        for f in bucket.factors:
+            at = tuple(m if w == bucket.node else m[choice[w]] for w, m in zip(f.scope, f.maps, strict=True))
+            total = total + f.table[at]
+        choice[bucket.node] = int(np.argmin(total))
     return tuple(choice)
-
-
-def min_plus(parts: Sequence[Floats], sizes: Sequence[int], deadline: float = np.inf) -> Floats:
-    """out[s] = min_a sum of parts[a, s], all parts with len(sizes) axes, of extent one where they do not vary.
-
-    The full sum is never built: blocks of s are kept in cache while a runs."""
-    parts = _absorbed(parts)
-    rest = tuple(sizes[1:])
-    if int(np.prod(sizes, dtype=float)) <= BLOCK:
-        return np.ascontiguousarray(_summed(parts).min(axis=0)) + np.zeros(rest)
-    out = np.full(rest, np.inf)
-    for block in _blocks(rest):
-        if time.monotonic() > deadline:
-            raise OutOfTime
-        view = out[block]
-        cut = [part[(slice(None), *_cut(block, part.shape[1:]))] for part in parts]
-        step = max(1, BLOCK // max(1, view.size))
-        for start in range(0, sizes[0], step):
-            total = _summed([part[start : start + step] for part in cut])
-            np.minimum(view, total[0] if step == 1 else total.min(axis=0), out=view)
-    return out
-
-
-def _absorbed(parts: Sequence[Floats]) -> list[Floats]:
-    """Adds each part into another one that varies along all its axes, if there is one; small parts first."""
-    left = sorted(parts, key=lambda part: part.size)
-    kept: list[Floats] = []
-    for index, part in enumerate(left):
-        for later in range(index + 1, len(left)):
-            if all(a == 1 or a == b for a, b in zip(part.shape, left[later].shape, strict=True)):
-                left[later] = left[later] + part
-                break
-        else:
-            kept.append(part)
-    return kept
-
-
-def _summed(parts: Sequence[Floats]) -> Floats:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
-
-
-def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Cuts an array into boxes of at most BLOCK entries, whole along the last axes."""
-    if not shape:
-        yield ()
-        return
-    inner = int(np.prod(shape[1:], dtype=float))
-    step = max(1, BLOCK // max(1, inner))
-    for start in range(0, shape[0], step):
-        if inner > BLOCK:
-            for tail in _blocks(shape[1:]):
-                yield (slice(start, start + 1), *tail)
-        else:
-            yield (slice(start, start + step), *(slice(None) for _ in shape[1:]))
-
-
-def _cut(block: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(slice(None) if extent == 1 else piece for piece, extent in zip(block, shape, strict=True))
