@@ -128,14 +128,17 @@ def test_explain_says_where_a_value_is_kept_and_what_moves_it():
     assert text.splitlines() == [
         "state.params.layers.*.w1  f32[768,3072]  x3",
         "  argument, kept as P(-, model): split 2 ways over model (2), 4.50 MiB per device",
+        "  all_reduce over data: 6 in a step, 42.5 MB sent per device, 2.40 ms (train.py:12)",
         "state.params.layers.*.w1  f32[768,3072]  x3",
         "  result, kept as P(-, model): split 2 ways over model (2), 4.50 MiB per device",
-        "  all_reduce over data: 6 in a step, 42.5 MB sent per device, 2.40 ms (train.py:12)",
     ]
+    assert (
+        make_plan().explain("batch.*").splitlines()[-1]
+        == "  no collective moves it: it is used where it is kept"
+    )
     assert make_plan().explain("metrics.loss").splitlines() == [
         "metrics.loss  f32[]",
         "  result, kept as P(): a whole copy on every device, 4 B per device",
-        "  used where and as it is kept: no collective moves it",
     ]
 
 

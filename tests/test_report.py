@@ -55,7 +55,11 @@ def test_a_pipe_gets_plain_ascii_of_100_columns():
 
 
 def test_a_long_list_ends_in_a_sum():
-    many = tuple(leaf(f"p{i}.{name}", (8, i + 1), ((), ()), 2**20) for i in range(15) for name in "ab")
+    many = tuple(
+        leaf(f"p{i}.{name}", (8, 2 * i + len(name)), ((), ()), 2**20)
+        for i in range(15)
+        for name in ("a", "bb")
+    )
     text = [
         " ".join(words)
         for words in rows(printed(plan_table(dataclasses.replace(make_plan(), arguments=many))))
@@ -82,6 +86,17 @@ def test_measured_beside_predicted():
         for words in rows(printed(measured_table([Measured("data", 0.01, 0.02, (5.5, 3.25))])))
     ]
     assert "data 10.0 ms 20.0 ms 2.00 5.500 3.250" in text
+
+
+def test_words_that_vary_are_listed():
+    paths = [
+        f"opt.0.{moment}.layers.{i}.{name}" for moment in ("mu", "nu") for i in range(2) for name in "qkv"
+    ]
+    groups = group_leaves([leaf(path, (8, 8), ((), ()), 4.0) for path in [*paths, "opt.0.mu.out"]])
+    assert [(group.pattern, group.count, group.bytes) for group in groups] == [
+        ("opt.0.{mu,nu}.layers.*.{q,k,v}", 12, 48.0),
+        ("opt.0.mu.out", 1, 4.0),
+    ]
 
 
 def test_groups_keep_apart_what_differs():

@@ -1,7 +1,8 @@
 """Alike values and alike collectives as one row each, so that 48 equal layers do not take 48 rows.
 
-Two paths are alike when they differ only in numbers that stand for a position: `state.layers.0.w` and
-`state.layers.7.w`. A number that is the same all over a group is shown, one that varies becomes `*`.
+Two paths are alike when they differ only in numbers that stand for a position, `state.layers.0.w` and
+`state.layers.7.w`, or in one word, `mu.w` and `nu.w`. A number that is the same all over a group is shown,
+one that varies becomes `*`; words that vary are listed in braces.
 """
 
 import dataclasses
@@ -10,18 +11,25 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.plans import Collective, LeafPlan
 
-_POSITION = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")  # layers.3 and Block_3, but not w1
+_POSITION = re.compile(
+    r"(?:(?<=[._\[])|^)\d+(?![A-Za-z0-9])"
+)  # layers.3 and Block_3; not w1, not train.py:12
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafGroup:
-    """Alike values: the pattern of their paths, one of them, how many, and the bytes per device of all."""
+    """Alike values: the pattern of their paths, one of them, the paths, and the bytes per device of all."""
 
     pattern: str
     leaf: LeafPlan
-    count: int
+    paths: tuple[str, ...]
     bytes: float
+
+    @property
+    def count(self) -> int:
+        """How many values there are in the group."""
+        return len(self.paths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,15 +88,49 @@ def common(paths: Sequence[str]) -> str:
 
 def group_leaves(leaves: Iterable[LeafPlan]) -> tuple[LeafGroup, ...]:
     """Alike leaves of equal shape, type and spec as one, in order of first appearance."""
-    groups: dict[tuple[object, ...], list[LeafPlan]] = {}
+    found: dict[tuple[object, ...], list[LeafPlan]] = {}
     for leaf in leaves:
-        groups.setdefault((starred(leaf.path), leaf.shape, leaf.dtype, leaf.spec), []).append(leaf)
-    return tuple(
+        found.setdefault((starred(leaf.path), _kind(leaf)), []).append(leaf)
+    groups = []
+    for same in found.values():
+        paths = tuple(leaf.path for leaf in same)
+        groups.append(LeafGroup(common(paths), same[0], paths, sum(leaf.bytes for leaf in same)))
+    depth = max((group.pattern.count(".") + 1 for group in groups), default=0)
+    for position in reversed(
+        range(depth)
+    ):  # the last word first: a layer's weights are merged before mu and nu
+        groups = _merged(groups, position)
+    return tuple(groups)
+
+
+def _kind(leaf: LeafPlan) -> tuple[object, ...]:
+    return leaf.shape, leaf.dtype, leaf.spec
+
+
+def _merged(groups: Sequence[LeafGroup], position: int) -> list[LeafGroup]:
+    """Groups that differ in nothing but the word at `position` as one."""
+    found: dict[tuple[object, ...], list[LeafGroup]] = {}
+    for group in groups:
+        words = group.pattern.split(".")
+        rest = (*words[:position], *words[position + 1 :])
+        found.setdefault((len(words) > position, rest, _kind(group.leaf)), []).append(group)
+    return [
         LeafGroup(
-            common([leaf.path for leaf in group]), group[0], len(group), sum(leaf.bytes for leaf in group)
+            _braced([group.pattern.split(".") for group in same], position),
+            same[0].leaf,
+            tuple(path for group in same for path in group.paths),
+            sum(group.bytes for group in same),
         )
-        for group in groups.values()
-    )
+        for same in found.values()
+    ]
+
+
+def _braced(paths: Sequence[Sequence[str]], position: int) -> str:
+    if len(paths) == 1:
+        return ".".join(paths[0])
+    words = list(paths[0])
+    words[position] = "{" + ",".join(path[position] for path in paths) + "}"
+    return ".".join(words)
 
 
 def group_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveGroup, ...]:

@@ -58,9 +58,15 @@ def explain(plan: Plan, path: str) -> str:
     moves = [item for item in plan.collectives if matcher.fullmatch(item.value)]
     if not arguments and not results and not moves:
         raise InputError(f"The plan has no value {path!r}. {_nearest(plan, path)}")
-    lines = [line for group in group_leaves(arguments) for line in _kept(plan, group, "argument")]
-    lines += [line for group in group_leaves(results) for line in _kept(plan, group, "result")]
-    return "\n".join(lines + _moved(moves))
+    lines = []
+    for group in group_leaves(arguments):
+        lines += _kept(plan, group, "argument")
+        lines += _moved([item for item in moves if item.value in group.paths])
+    for group in group_leaves(results):
+        lines += _kept(plan, group, "result")
+    known = {leaf.path for leaf in arguments}
+    inside = [item for item in moves if item.value not in known]
+    return "\n".join(lines + (["inside the step:", *_moved(inside)] if inside else []))
 
 
 def _nearest(plan: Plan, path: str) -> str:
@@ -87,7 +93,7 @@ def over(plan: Plan, spec: Spec) -> str:
 
 def _moved(moves: Sequence[Collective]) -> list[str]:
     if not moves:
-        return ["  used where and as it is kept: no collective moves it"]
+        return ["  no collective moves it: it is used where it is kept"]
     return [
         f"  {row.kind} over {', '.join(row.axes)}: {row.runs:g} in a step,"
         f" {traffic(row.wire_bytes)} sent per device, {duration(row.seconds)}"
