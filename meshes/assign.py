@@ -24,15 +24,15 @@ Wires = tuple[tuple[Wire, ...], ...]
 Matrix = list[list[int]]  # [logical axis][physical axis] -> devices
 
 
-def wires_of(topology: Topology, sizes: Sequence[int]) -> Wires | None:
-    """Per logical axis its wires, outermost first; None where the slices cannot be divided over the axes."""
+def wires_of(topology: Topology, sizes: Sequence[int]) -> Wires:
+    """Per logical axis its wires, outermost first. The sizes multiply to the devices of the topology."""
     if any(wire.kind == "ici" for wire in topology.wires):
         return _on_torus(topology, sizes)
     return _row_major(topology, sizes)
 
 
-def split_slices(slices: int, sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """How many slices each logical axis spans, outer axes first; None where the sizes do not allow it.
+def split_slices(slices: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """How many slices each logical axis spans, outer axes first; `slices` divides the product of the sizes.
 
     >>> split_slices(2, (4, 8))
     (2, 1)
@@ -41,14 +41,12 @@ def split_slices(slices: int, sizes: Sequence[int]) -> tuple[int, ...] | None:
     for size in sizes:
         spans.append(math.gcd(slices, size))
         slices //= spans[-1]
-    return tuple(spans) if slices == 1 else None
+    return tuple(spans)
 
 
-def _on_torus(topology: Topology, sizes: Sequence[int]) -> Wires | None:
+def _on_torus(topology: Topology, sizes: Sequence[int]) -> Wires:
     dcn, *torus = topology.wires
     spans = split_slices(dcn.size, sizes)
-    if spans is None:
-        return None
     inner = tuple(size // span for size, span in zip(sizes, spans, strict=True))
     matrix = assign([wire.size for wire in torus], inner)
     found = []

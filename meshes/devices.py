@@ -1,5 +1,6 @@
 """The JAX edge of the machine: meshes of real devices, and the machine that this process runs on."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def jax_mesh(mesh: LogicalMesh, devices: Sequence[Any] | None = None) -> Mesh:
     used = given[: mesh.devices]
     slices = len({getattr(device, "slice_index", 0) for device in used})
     spans = split_slices(slices, mesh.shape)
-    if spans is None:
+    if math.prod(spans) != slices:
         raise InputError(
             f"Mesh {mesh} cannot be laid over {slices} slices; make an outer axis a multiple of {slices}."
         )

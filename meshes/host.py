@@ -1,8 +1,9 @@
 """The host as a machine: constants of this computer's cores and memory, measured with numpy and cached.
 
-Measured once in about a second: float32 matmul rate of all cores, copy bandwidth, and the time to wake
-another thread. The cache is `$XDG_CACHE_HOME/meshwright/host.json` (`~/.cache` without it). A cache that
-cannot be written is done without, and one that cannot be read or belongs to other hardware is measured again.
+Measured once in a second or two: float32 matmul rate of all cores, copy bandwidth, the time to wake another
+thread, and that of a call with next to no work. The cache is `$XDG_CACHE_HOME/meshwright/host.json`, under
+`~/.cache` without it. A cache that cannot be written is done without, and one that cannot be read or belongs
+to other hardware is measured again.
 """
 
 import dataclasses
@@ -19,16 +20,19 @@ import numpy as np
 _MATMUL_SIDE = 1024
 _COPY_BYTES = 1 << 27
 _HANDOVERS = 200
+_CALLS = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
     """flops_per_s: float32 matmul, all cores. copy_bytes_per_s: bytes copied, read and write counted once.
-    handover_s: until a waiting thread runs. cores: usable by this process."""
+    handover_s: until a waiting thread runs. call_s: an operation on a few numbers.
+    cores: usable by this process."""
 
     flops_per_s: float
     copy_bytes_per_s: float
     handover_s: float
+    call_s: float
     cores: int
     processor: str
 
@@ -48,11 +52,15 @@ def measure() -> Host:
     side = _MATMUL_SIDE
     left = np.ones((side, side), np.float32)
     out = np.empty_like(left)
-    matmul = _best(lambda: np.matmul(left, left, out=out), runs=7)
+    matmul = _best(lambda: np.matmul(left, left, out=out), runs=15)
     source = np.ones(_COPY_BYTES, np.uint8)
     target = np.empty_like(source)
-    copy = _best(lambda: np.copyto(target, source), runs=7)
-    return Host(2 * side**3 / matmul, _COPY_BYTES / copy, _handover(), _cores(), _processor())
+    copy = _best(lambda: np.copyto(target, source), runs=15)
+    tiny = np.ones((8, 8), np.float32)
+    few = np.empty_like(tiny)
+    calls = _best(lambda: [np.matmul(tiny, tiny, out=few) for _ in range(_CALLS)], runs=15)
+    flops_per_s = 2 * side**3 / matmul
+    return Host(flops_per_s, _COPY_BYTES / copy, _handover(), calls / _CALLS, _cores(), _processor())
 
 
 def available_bytes() -> int:
@@ -124,7 +132,7 @@ def _read() -> Host | None:
         known = Host(**json.loads(cache_path().read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    rates = (known.flops_per_s, known.copy_bytes_per_s, known.handover_s)
+    rates = (known.flops_per_s, known.copy_bytes_per_s, known.handover_s, known.call_s)
     if not all(isinstance(rate, float) and 0 < rate < float("inf") for rate in rates):
         return None
     return known if (known.cores, known.processor) == (_cores(), _processor()) else None

@@ -15,7 +15,7 @@ from meshes.host import Host, available_bytes, host
 from meshes.topology import Topology, gpu_topology, host_topology, tpu_topology
 from planner.errors import InputError
 
-FORMS = "'tpu_v5p:4x4x4', 'tpu_v5e:16x16*2' (two slices), 'gpu_h100_sxm_80gb:4x8' (four nodes of eight) or 'cpu:8'"
+FORMS = "'tpu_v5p:4x4x4', 'tpu_v5e:16x16*2' (two slices), 'gpu_h100_sxm_80gb:4x8' (4 nodes of 8) or 'cpu:8'"
 
 # The best matmul that users of a chip report, over its peak, for chips without a report of their own: TPU v6e
 # reaches 0.90 (AI-Hypercomputer/accelerator-microbenchmarks), H100 0.80 (stas00/ml-engineering).
@@ -178,13 +178,14 @@ def cpu_machine(devices: int, known: Host, memory: int) -> Machine:
 
     memory: bytes of the whole host.
     """
-    source = "measured on this host with numpy, its share per device"
+    source = "measured on this host with numpy; rates and memory are one device's share"
     traffic = 2 * known.copy_bytes_per_s / devices  # a copy reads and writes each byte
     numbers = {
         "peak_flops_per_s_fp32": known.flops_per_s / devices,
         "hbm_bandwidth_bytes_per_s": traffic,
         "hbm_bytes": memory / devices,
         "handover_s": known.handover_s,
+        "call_s": known.call_s,
     }
     chip = Chip("cpu", "cpu", numbers=numbers, sources=dict.fromkeys(numbers, source))
     return Machine(
@@ -197,7 +198,7 @@ def cpu_machine(devices: int, known: Host, memory: int) -> Machine:
         hbm_bandwidth=traffic,
         matmul_efficiency=1.0,
         mxu_dim=0,
-        overhead_seconds=known.handover_s,
+        overhead_seconds=known.call_s * max(1.0, devices / known.cores),
     )
 
 

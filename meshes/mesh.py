@@ -45,27 +45,21 @@ class LogicalMesh:
 def mesh_of(machine: Machine, sizes: Mapping[str, int]) -> LogicalMesh:
     """The mesh a user asked for, by axis name, outermost first.
 
-    Raises InputError where the sizes do not multiply to the devices, or cannot be laid over the slices.
+    Raises InputError where the sizes do not multiply to the devices.
     """
     shape = tuple(sizes.values())
     text = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
     wrong = [axis for axis, size in sizes.items() if not isinstance(size, int) or size < 1]
     if wrong:
         raise InputError(
-            f"Mesh axis {wrong[0]!r} has size {sizes[wrong[0]]!r}; every axis needs a whole size of at least 1."
+            f"Mesh axis {wrong[0]!r} has size {sizes[wrong[0]]!r}; give a whole number of at least 1."
         )
     if not shape or math.prod(shape) != machine.devices:
         raise InputError(
             f"Mesh {text or 'without axes'} has {math.prod(shape)} devices but {machine.name} has "
             f"{machine.devices}; choose axis sizes whose product is {machine.devices}."
         )
-    wires = wires_of(machine.topology, shape)
-    if wires is None:
-        raise InputError(
-            f"Mesh {text} cannot be laid over the {machine.slices} slices of {machine.name}; "
-            f"make an outer axis a multiple of {machine.slices}."
-        )
-    return LogicalMesh(tuple(sizes), shape, wires)
+    return LogicalMesh(tuple(sizes), shape, wires_of(machine.topology, shape))
 
 
 @functools.lru_cache(maxsize=64)
@@ -76,12 +70,11 @@ def enumerate_meshes(machine: Machine, max_axes: int = 3) -> tuple[LogicalMesh, 
     shapes = [
         shape for count in range(1, len(names) + 1) for shape in _factorisations(machine.devices, count)
     ]
-    found = []
-    for shape in shapes or [(1,)]:
-        wires = wires_of(machine.topology, shape)
-        if wires is not None:
-            found.append(LogicalMesh(names[: len(shape)], shape, wires))
-    return tuple(sorted(found, key=_misfit))
+    meshes = [
+        LogicalMesh(names[: len(shape)], shape, wires_of(machine.topology, shape))
+        for shape in shapes or [(1,)]
+    ]
+    return tuple(sorted(meshes, key=_misfit))
 
 
 def preferred_meshes(machine: Machine, max_axes: int = 3) -> tuple[LogicalMesh, ...]:

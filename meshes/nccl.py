@@ -15,7 +15,7 @@ from meshes.topology import Wire
 
 Line = tuple[float, float]
 
-# All-reduces of 32 KiB to 1 MiB take 44 to 53 us on A100, H200 and B200; NCCL's model explains 15 to 30 of them.
+# All-reduces of 32 KiB (A100) and 1 MiB (H200, B200) take 44 to 51 us; NCCL's model explains 16 to 28.
 LAUNCH_S = 2e-5
 RING_BASE_S = {"LL": 6.6e-6, "LL128": 14e-6, "Simple": 8.4e-6}
 NVLINK_STEP_S = {"LL": 0.6e-6, "LL128": 1.9e-6, "Simple": 3.4e-6}
