@@ -3,9 +3,10 @@
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$ROOT"
 
-# usage: make_environment FOLDER INTERPRETER EXTRA. Leaves the interpreter of the environment in $PYTHON.
+# usage: make_environment FOLDER INTERPRETER EXTRA. EXTRA: run for what the library needs, test for what its tests need
+# as well. Leaves the interpreter of the environment in $PYTHON.
 make_environment() {
-  local folder=$1 interpreter=$2 extra=$3 stamp
+  local folder=$1 interpreter=$2 extra=$3 stamp what="."
   if ! command -v "$interpreter" >/dev/null; then
     echo "There is no $interpreter here; install Python 3.11 or newer, or name one with MESHWRIGHT_PYTHON=/path/to/python3." >&2
     exit 2
@@ -15,12 +16,14 @@ make_environment() {
     exit 2
   fi
   PYTHON="$ROOT/$folder/bin/python"
-  stamp="$(cksum <pyproject.toml) $("$interpreter" --version) $extra"
-  if [[ -x $PYTHON && "$(cat "$folder/meshwright.stamp" 2>/dev/null)" == "$stamp" ]]; then
-    return
-  fi
+  [[ $extra == run ]] || what=".[$extra]"
+  stamp="$(cksum <pyproject.toml) $("$interpreter" --version)"
+  [[ "$(cat "$folder/made-$extra" 2>/dev/null)" != "$stamp" ]] || return 0
   echo "Making $folder with $("$interpreter" --version) (once; a minute or two)." >&2
-  "$interpreter" -m venv --clear "$folder"
-  "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -e ".[$extra]"
-  echo "$stamp" >"$folder/meshwright.stamp"
+  if [[ "$(cat "$folder/made-run" 2>/dev/null)" != "$stamp" ]]; then
+    "$interpreter" -m venv --clear "$folder"
+  fi
+  "$PYTHON" -m pip install --quiet --quiet --disable-pip-version-check -e "$what"
+  echo "$stamp" >"$folder/made-run"
+  echo "$stamp" >"$folder/made-$extra"
 }
