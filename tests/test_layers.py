@@ -20,9 +20,11 @@ FLOORS = (
     (
         (
             "planner.describe",
+            "planner.hlo",
             "planner.inputs",
             "planner.planning",
             "planner.plans",
+            "planner.replica_groups",
             "planner.report",
             "planner.search",
             "planner.storage",
