@@ -14,7 +14,7 @@ tables tell apart (`planner.solvers.factors`); a node of degree 1 or 2 is a fold
 free (`planner.solvers.orders`).
 
 Repeated layers: tables are interned, each m_v has its minimum taken off (kept as a constant), and the step
-that makes m_v from the same tables in the same layout is done once. Sums are exact (`planner.solvers.network`),
+that makes m_v from the same tables in the same layout is done once. Sums are exact (see the network module),
 so the messages of identical layers become identical, not merely close.
 """
 
@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.cost.problem import Choice, Floats, Problem, cost_of, peak_of
-from planner.solvers.factors import Factor, Map, added, least_per_class, meet, pair_factor, spread
+from planner.solvers.factors import Factor, Map, added, least_per_class, meet, spread
 from planner.solvers.interning import Interner
 from planner.solvers.minplus import OutOfTime, min_plus
 from planner.solvers.network import Network, network_of
@@ -47,19 +47,37 @@ class Eliminated:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bucket:
+class Bucket:
+    """A node that was eliminated, with the tables that named it then."""
+
     node: int
     costs: Floats
     factors: tuple[Factor, ...]
+
+
+class Elimination:
+    """A network while nodes are taken out of it. unary: of the nodes left; factors[v]: those that name v, by
+    scope; buckets: of the nodes gone, in order; constant: the minima taken off."""
+
+    def __init__(self, network: Network, intern: Interner) -> None:
+        self.intern = intern
+        self.unary = list(network.unary)
+        self.factors: list[dict[tuple[int, ...], Factor]] = [{} for _ in network.unary]
+        for factor in network.pairs.values():
+            _insert(self.factors, factor, intern)
+        self.buckets: list[Bucket] = []
+        self.constant = self.entries = 0.0
+        self.products = self.recalled = 0
 
 
 def solve(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> Choice:
     """The exact optimum without the memory limit; says so if the limit is broken, the tables are too large
     or the time is up. `seed` is not used: there is nothing random."""
     del seed
+    deadline = time.monotonic() + seconds
     intern = Interner()
     network = network_of(problem, intern)
-    cheapest = sum(float(table.min()) for table in (*network.unary, *network.pairs.values()))
+    cheapest = simple_bound(network)
     greedy = tuple(int(costs.argmin()) for costs in network.unary)
     try:
         order = best_order(network, intern)
@@ -67,7 +85,7 @@ def solve(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> Choice:
             return _answer(
                 problem, greedy, cheapest, f"elimination needs a table of {order.largest:.1e} entries"
             )
-        found = eliminate(network, order, intern, deadline=time.monotonic() + seconds)
+        found = eliminate(network, order, intern, deadline=deadline)
     except (OutOfTime, KeyboardInterrupt):
         return _answer(problem, greedy, cheapest, f"not done in {seconds:g} s")
     return _answer(problem, found.choice, cost_of(problem, found.choice), "exact")
@@ -80,38 +98,55 @@ def _answer(problem: Problem, choice: tuple[int, ...], bound: float, stopped: st
     return Choice(choice, cost, min(bound, cost), peak, stopped)
 
 
+def simple_bound(network: Network) -> float:
+    """The sum of all tables' minima: a lower bound."""
+    return sum(float(table.min()) for table in (*network.unary, *(f.table for f in network.pairs.values())))
+
+
 def eliminate(network: Network, order: Order, intern: Interner, *, deadline: float = np.inf) -> Eliminated:
     """The minimum of a network and where it is. Raises OutOfTime when time.monotonic() passes `deadline`."""
-    unary = list(network.unary)
-    factors: list[dict[tuple[int, ...], Factor]] = [{} for _ in unary]
-    for pair, table in network.pairs.items():
-        _insert(factors, pair_factor(pair, table, intern), intern)
-    buckets: list[_Bucket] = []
-    value, entries, products, recalled = 0.0, 0.0, 0, 0
+    state = Elimination(network, intern)
     for v in order.nodes:
-        bucket = _Bucket(v, unary[v], tuple(factors[v][scope] for scope in sorted(factors[v])))
-        buckets.append(bucket)
-        for factor in bucket.factors:
-            for w in factor.scope:
-                factors[w].pop(factor.scope, None)
-        scope, key = _layout(bucket)
-        known = intern.knows(key)
-        maps, message, least, size = intern.recall(
-            key, lambda b=bucket, s=scope: _message(b, s, intern, deadline)
-        )
-        recalled, products = recalled + known, products + (not known)
-        entries += 0.0 if known else size
-        value += least
-        if len(scope) == 1:
-            w = scope[0]
-            sum_key = ("unary", id(unary[w]), id(message), id(maps[0]))
-            unary[w] = intern.recall(sum_key, lambda w=w, m=message, c=maps: intern(unary[w] + m[c[0]]))
-        elif scope:
-            _insert(factors, Factor(scope, maps, message), intern)
-    return Eliminated(value, _go_back(buckets, len(unary)), entries, products, recalled)
+        take_out(state, v, deadline)
+    choice = go_back(state.buckets, [0] * len(network.unary))
+    return Eliminated(state.constant, choice, state.entries, state.products, state.recalled)
 
 
-def _layout(bucket: _Bucket) -> tuple[tuple[int, ...], object]:
+def take_out(state: Elimination, v: int, deadline: float = np.inf) -> None:
+    """Eliminates one node. Raises OutOfTime, and leaves the state as it was, when the deadline passes."""
+    bucket = Bucket(v, state.unary[v], tuple(state.factors[v][scope] for scope in sorted(state.factors[v])))
+    scope, key = _layout(bucket)
+    known = state.intern.knows(key)
+    maps, message, least, size = state.intern.recall(
+        key, lambda: _message(bucket, scope, state.intern, deadline)
+    )
+    state.buckets.append(bucket)
+    for factor in bucket.factors:
+        for w in factor.scope:
+            state.factors[w].pop(factor.scope, None)
+    state.recalled, state.products = state.recalled + known, state.products + (not known)
+    state.entries += 0.0 if known else size
+    state.constant += least
+    if len(scope) == 1:
+        w = scope[0]
+        sum_key = ("unary", id(state.unary[w]), id(message), id(maps[0]))
+        state.unary[w] = state.intern.recall(sum_key, lambda: state.intern(state.unary[w] + message[maps[0]]))
+    elif scope:
+        _insert(state.factors, Factor(scope, maps, message), state.intern)
+
+
+def go_back(buckets: Sequence[Bucket], choice: list[int]) -> tuple[int, ...]:
+    """Fills in the choices of eliminated nodes, last one first, given those of all other nodes."""
+    for bucket in reversed(buckets):
+        total = bucket.costs
+        for f in bucket.factors:
+            at = tuple(m if w == bucket.node else m[choice[w]] for w, m in zip(f.scope, f.maps, strict=True))
+            total = total + f.table[at]
+        choice[bucket.node] = int(np.argmin(total))
+    return tuple(choice)
+
+
+def _layout(bucket: Bucket) -> tuple[tuple[int, ...], object]:
     """D(v), and a key that is equal for buckets of the same tables in the same layout."""
     scope = tuple(sorted({w for factor in bucket.factors for w in factor.scope} - {bucket.node}))
     place = {w: axis for axis, w in enumerate((bucket.node, *scope))}
@@ -123,7 +158,7 @@ def _layout(bucket: _Bucket) -> tuple[tuple[int, ...], object]:
 
 
 def _message(
-    bucket: _Bucket, scope: tuple[int, ...], intern: Interner, deadline: float
+    bucket: Bucket, scope: tuple[int, ...], intern: Interner, deadline: float
 ) -> tuple[tuple[Map, ...], Floats, float, float]:
     """The maps and the table of m_v with its minimum taken off, that minimum, and the entries computed."""
     axes = (bucket.node, *scope)
@@ -153,14 +188,3 @@ def _insert(factors: Sequence[dict[tuple[int, ...], Factor]], factor: Factor, in
         factor = added(known, factor, intern)
     for v in factor.scope:
         factors[v][factor.scope] = factor
-
-
-def _go_back(buckets: list[_Bucket], count: int) -> tuple[int, ...]:
-    choice = [0] * count
-    for bucket in reversed(buckets):
-        total = bucket.costs
-        for f in bucket.factors:
-            at = tuple(m if w == bucket.node else m[choice[w]] for w, m in zip(f.scope, f.maps, strict=True))
-            total = total + f.table[at]
-        choice[bucket.node] = int(np.argmin(total))
-    return tuple(choice)

@@ -41,9 +41,8 @@ def pair_factor(pair: tuple[int, int], table: Floats, intern: Interner) -> Facto
 def meet(maps: Sequence[Map], intern: Interner) -> tuple[Map, tuple[Map, ...]]:
     """The coarsest classes that refine all `maps`, and for each map the class there of each class here."""
     if len({id(one) for one in maps}) == 1:
-        return maps[0], tuple(
-            intern.recall(("same", id(one)), lambda: intern(np.arange(one.max() + 1))) for one in maps
-        )
+        same = intern.recall(("same", id(maps[0])), lambda: intern(np.arange(maps[0].max() + 1)))
+        return maps[0], (same,) * len(maps)
 
     def make() -> tuple[Map, tuple[Map, ...]]:
         code = maps[0]
@@ -92,3 +91,17 @@ def least_per_class(costs: Floats, classes: Map, count: int) -> Floats:
     least = np.full(count, np.inf)
     np.minimum.at(least, classes, costs)
     return least
+
+
+def restricted_factor(factor: Factor, kept: tuple[Map, ...], intern: Interner) -> Factor:
+    """The factor with only the strategies kept[axis] (interned) of each axis, classes without any dropped."""
+
+    def make() -> tuple[tuple[Map, ...], Floats]:
+        met = [np.unique(one[left], return_inverse=True) for one, left in zip(factor.maps, kept, strict=True)]
+        return tuple(intern(to.reshape(-1)) for _, to in met), intern(
+            factor.table[np.ix_(*(used for used, _ in met))]
+        )
+
+    key = ("restricted", id(factor.table), *map(id, factor.maps), *map(id, kept))
+    maps, table = intern.recall(key, make)
+    return Factor(factor.scope, maps, table)

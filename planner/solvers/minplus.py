@@ -15,7 +15,7 @@ class OutOfTime(Exception):
 
 
 def min_plus(parts: Sequence[Floats], sizes: Sequence[int], deadline: float = np.inf) -> Floats:
-    """out[s] = min_a sum of parts[a, s]; all parts have len(sizes) axes, of extent one where they do not vary.
+    """out[s] = min_a sum of parts[a, s]; parts have len(sizes) axes, of extent one where they do not vary.
 
     Blocks of s are kept in cache while a runs. Raises OutOfTime when time.monotonic() passes `deadline`."""
     parts = _absorbed(parts)

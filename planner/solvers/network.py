@@ -1,6 +1,6 @@
 """Network: a problem as the solvers use it, one table per node and one per joined pair of nodes.
 
-    minimise    sum_v unary[v][x_v]  +  sum_(u < w) pairs[u, w][x_u, x_w]
+    minimise    sum_v unary[v][x_v]  +  sum_(u < w) pairs[u, w](x_u, x_w)
 
 Parallel edges are added up. Prices on memory enter the tables: the Lagrangian of the memory limit is
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.problem import Floats, Problem
+from planner.solvers.factors import Factor, pair_factor, restricted_factor
 from planner.solvers.interning import Interner
 
 MANTISSA_BITS = 52
@@ -28,11 +29,11 @@ Term = tuple[Floats, float]  # a table and what it is multiplied by
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """unary[v]: shape (K_v,). pairs[u, w], u < w: shape (K_u, K_w). Equal tables are the same object.
+    """unary[v]: shape (K_v,). pairs[u, w], u < w: the factor over both. Equal tables are the same object.
     rounding: by how much the value of any choice may differ from that of the tables before rounding."""
 
     unary: tuple[Floats, ...]
-    pairs: Mapping[tuple[int, int], Floats]
+    pairs: Mapping[tuple[int, int], Factor]
     rounding: float = 0.0
 
     @property
@@ -41,19 +42,12 @@ class Network:
         return tuple(len(costs) for costs in self.unary)
 
 
-def neighbours_of(network: Network) -> list[set[int]]:
-    """The nodes each node is joined to."""
-    near: list[set[int]] = [set() for _ in network.unary]
-    for u, w in network.pairs:
-        near[u].add(w)
-        near[w].add(u)
-    return near
-
-
 def value_of(network: Network, choice: Sequence[int]) -> float:
     """The sum that is minimised, at one choice."""
     nodes = sum(float(costs[c]) for costs, c in zip(network.unary, choice, strict=True))
-    return nodes + sum(float(table[choice[u], choice[w]]) for (u, w), table in network.pairs.items())
+    return nodes + sum(
+        float(f.table[f.maps[0][choice[u]], f.maps[1][choice[w]]]) for (u, w), f in network.pairs.items()
+    )
 
 
 def network_of(problem: Problem, intern: Interner, prices: Floats | None = None) -> Network:
@@ -80,21 +74,21 @@ def network_of(problem: Problem, intern: Interner, prices: Floats | None = None)
             )
     tables, rounding = _on_grid([_weighted_sum(terms, intern) for terms in (*unary, *pairs.values())], intern)
     count = len(unary)
-    return Network(tuple(tables[:count]), dict(zip(pairs, tables[count:], strict=True)), rounding)
+    factors = {
+        pair: pair_factor(pair, table, intern) for pair, table in zip(pairs, tables[count:], strict=True)
+    }
+    return Network(tuple(tables[:count]), factors, rounding)
 
 
 def restricted(network: Network, kept: Sequence[NDArray[np.intp]], intern: Interner) -> Network:
     """The network with only the strategies `kept[v]` of each node, in that order."""
-    names = [k.tobytes() for k in kept]
     whole = [len(k) == len(costs) for k, costs in zip(kept, network.unary, strict=True)]
     unary = tuple(costs if whole[v] else intern(costs[kept[v]]) for v, costs in enumerate(network.unary))
-    pairs = {}
-    for (u, w), table in network.pairs.items():
-        if whole[u] and whole[w]:
-            pairs[u, w] = table
-        else:
-            key = ("restricted", id(table), names[u], names[w])
-            pairs[u, w] = intern.recall(key, lambda t=table, a=u, b=w: intern(t[np.ix_(kept[a], kept[b])]))
+    names = [intern(k) for k in kept]
+    pairs = {
+        (u, w): f if whole[u] and whole[w] else restricted_factor(f, (names[u], names[w]), intern)
+        for (u, w), f in network.pairs.items()
+    }
     return Network(unary, pairs, network.rounding)
 
 

@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 
-from planner.solvers.factors import Map, meet, pair_factor
+from planner.solvers.factors import Map, meet
 from planner.solvers.interning import Interner
 from planner.solvers.network import Network
 
@@ -41,8 +41,7 @@ def best_order(network: Network, intern: Interner, rules: Iterable[str] = RULES)
 def greedy_order(network: Network, intern: Interner, rule: str) -> Order:
     """The greedy order by one of RULES; ties go to the lower node."""
     shapes: list[dict[tuple[int, ...], Shape]] = [{} for _ in network.unary]
-    for pair, table in network.pairs.items():
-        factor = pair_factor(pair, table, intern)
+    for pair, factor in network.pairs.items():
         for v in pair:
             shapes[v][pair] = dict(zip(pair, factor.maps, strict=True))
     heap = [(_urgency(v, shapes, rule, intern), v) for v in range(len(shapes))]
