@@ -66,7 +66,7 @@ def show(rule: Rule) -> str:
         ", ".join(" ".join(_show_dim(dim, rule.whole) for dim in dims) for dims in side)
         for side in (rule.operands, rule.results)
     )
-    return f"{left} -> {right}".strip()
+    return " ".join(f"{left} -> {right}".split())
 
 
 def _show_dim(dim: Dim, whole: frozenset[str]) -> str:

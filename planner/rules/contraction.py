@@ -72,9 +72,9 @@ def _ragged_flops(params: Params, operands: Avals, results: Avals) -> float:
 def conv_general_dilated(params: Params, operands: Avals, results: Avals) -> Rule:
     """`n c x!, o c w! -> n o y!`: batch n and features o split, input features c leave partial sums.
 
-    Spatial dims stay whole, except where the window is one element wide and moves one by one, where
-    `n c x, o c _ -> n o x`. With feature groups the features are `(g c)` and `(g o)`, with batch groups the batch is `(g n)`:
-    the group splits, what stands behind it does not.
+    Spatial dims stay whole, except where the window is one element wide and moves one by one, as in
+    `n c x, o c _ -> n o x`. With feature groups the features are `(g c)` and `(g o)`, with batch groups the
+    batch is `(g n)`: the group splits, what stands behind it does not.
     """
     numbers = params["dimension_numbers"]
     groups, batch_groups = params["feature_group_count"], params["batch_group_count"]

@@ -6,15 +6,15 @@ from planner.rules.entry import Avals, Entry, Params, build, letters
 
 
 def scan_slice(_params: Params, operands: Avals, results: Avals) -> Rule:
-    """`l! a b -> a b`: every device runs every iteration, so the scanned dim stays whole."""
+    """`loop! a b -> a b`: every device runs every iteration, so the scanned dim stays whole."""
     names = letters(len(results[0].shape))
-    return build([("l99", *names)], [names], operands, results, whole=["l99"])
+    return build([("loop", *names)], [names], operands, results, whole=["loop"])
 
 
 def scan_stack(_params: Params, operands: Avals, results: Avals) -> Rule:
-    """`a b -> l! a b`."""
+    """`a b -> loop! a b`."""
     names = letters(len(operands[0].shape))
-    return build([names], [("l99", *names)], operands, results, whole=["l99"])
+    return build([names], [("loop", *names)], operands, results, whole=["loop"])
 
 
 TABLE = {

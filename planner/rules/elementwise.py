@@ -27,9 +27,9 @@ SPECIAL = (
     "regularized_incomplete_beta", "zeta",
 )  # fmt: skip
 UNCHANGED = (
-    "copy", "dce_sink", "device_put", "from_edtype", "layout_constraint", "name",
-    "optimization_barrier", "pin", "pvary", "reshard", "sharding_constraint", "stop_gradient",
-    "to_edtype", "unpin", "with_memory_space_constraint", "zeros_like",
+    "copy", "device_put", "layout_constraint", "name",
+    "optimization_barrier", "pvary", "reshard", "sharding_constraint", "stop_gradient",
+    "with_memory_space_constraint", "zeros_like",
 )  # fmt: skip
 
 

@@ -57,8 +57,6 @@ TABLE = {
     "eig": Entry(matrix, _cubic(25.0)),
     "eigh": Entry(matrix, _cubic(9.0)),
     "fft": Entry(fft, _fft_flops),
-    "geqp3": Entry(matrix, _cubic(4 / 3)),
-    "geqrf": Entry(matrix, _cubic(4 / 3)),
     "hessenberg": Entry(matrix, _cubic(10 / 3)),
     "householder_product": Entry(matrix, _cubic(4 / 3)),
     "lu": Entry(matrix, _cubic(2 / 3)),

@@ -6,11 +6,10 @@ the partitionable threefry (the default) is an iota, so a part of the numbers is
 
 from planner.graph.rule import Rule
 from planner.rules.elementwise import pointwise
-from planner.rules.entry import Avals, Entry, Params, build, letters, no_flops, per_result
+from planner.rules.entry import Avals, Entry, Params, build, elements, letters, no_flops, per_result
 
-MAKERS = ("empty", "empty2", "iota", "iota_2x32_shape", "rng_uniform")
+MAKERS = ("empty", "empty2", "iota", "iota_2x32_shape", "platform_index", "rng_uniform")
 KEYWISE = ("random_clone", "random_fold_in", "random_seed")
-COUNTERS = ("philox2x32", "philox4x32", "threefry2x32", "threefry4x32")
 THREEFRY = 60.0  # per 32-bit word: 20 rounds of add, rotate (3), xor and 6 key injections make 2 words
 
 
@@ -24,7 +23,7 @@ def made(_params: Params, operands: Avals, results: Avals) -> Rule:
 def from_keys(_params: Params, operands: Avals, results: Avals) -> Rule:
     """`a -> a b c`: each key of an array of keys makes an array of numbers, or of keys.
 
-    Keys of the hardware generator (rbg) make one stream, whose numbers depend on how it is cut: `a! -> a! b!`.
+    Keys of the hardware generator (rbg) make one stream, which depends on how it is cut: `a! -> a! b!`.
     """
     names = letters(len(results[0].shape))
     whole = names if "rbg" in str(operands[0].dtype) else ()
@@ -44,7 +43,13 @@ def stream(_params: Params, operands: Avals, results: Avals) -> Rule:
     return build([key], [key, bits], operands, results, whole=(*key, *bits))
 
 
+def _stream_flops(_params: Params, _operands: Avals, results: Avals) -> float:
+    """Philox and the TPU's own generator take about ten operations a word."""
+    return 10.0 * elements(results[1])
+
+
 def _bits_flops(params: Params, operands: Avals, results: Avals) -> float:
+    """Threefry hashes a counter for each word of 32 bits."""
     return per_result(THREEFRY * max(32, params.get("bit_width", 32)) / 32)(params, operands, results)
 
 
@@ -54,10 +59,8 @@ TABLE = {
     "random_split": Entry(from_keys, per_result(2 * THREEFRY), light=True),
     "random_unwrap": Entry(words, light=True),
     "random_wrap": Entry(words, light=True),
-    "rng_bit_generator": Entry(
-        stream, lambda params, operands, results: per_result(10.0)(params, operands, results[1:])
-    ),
-    **{name: Entry(pointwise, per_result(THREEFRY), light=True) for name in COUNTERS},
+    "rng_bit_generator": Entry(stream, _stream_flops),
+    "threefry2x32": Entry(pointwise, per_result(2 * THREEFRY), light=True),
     **{name: Entry(pointwise, per_result(2 * THREEFRY), light=True) for name in KEYWISE},
     **{name: Entry(made, no_flops, light=True) for name in MAKERS},
 }

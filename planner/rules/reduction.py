@@ -18,7 +18,7 @@ REDUCTIONS = (
 RUNNING = ("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum")
 WINDOWS = (
     "reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum",
-    "select_and_gather_add", "select_and_scatter", "select_and_scatter_add",
+    "select_and_gather_add", "select_and_scatter_add",
 )  # fmt: skip
 
 

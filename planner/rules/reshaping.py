@@ -91,12 +91,6 @@ def broadcast_in_dim(params: Params, operands: Avals, results: Avals) -> Rule:
     return build(left, [names], operands, results)
 
 
-def broadcast_to(_params: Params, operands: Avals, results: Avals) -> Rule:
-    """`b -> a b`, aligned at the last dim as numpy does."""
-    names = letters(len(results[0].shape))
-    return build([names[len(names) - len(operands[0].shape) :]], [names], operands, results)
-
-
 def squeeze(params: Params, operands: Avals, results: Avals) -> Rule:
     """`a _ b -> a b`."""
     names = letters(len(operands[0].shape))
@@ -177,7 +171,6 @@ def tile(params: Params, operands: Avals, results: Avals) -> Rule:
 
 TABLE = {
     "broadcast_in_dim": Entry(broadcast_in_dim, light=True),
-    "broadcast_to": Entry(broadcast_to, light=True),
     "concatenate": Entry(concatenate),
     "dynamic_slice": Entry(cut),
     "pad": Entry(pad, light=True),
