@@ -118,7 +118,9 @@ def _network_rate(chip: Chip, gpus: int) -> float:
 
 
 def host_topology(devices: int, copy_bandwidth: float, handover: float) -> Topology:
-    """Devices of one host process: they share its memory, so each copies at its share of the host's rate, and its
-    cores. In a collective every thread waits twice, for the others to come and for them to be done, and the
-    threads are woken one after the other: `handover` seconds each."""
+    """Devices of one host process: they share its memory, so each copies at its share of the host's rate.
+
+    In a collective every thread waits twice, for the others to come and for them to be done, and the threads
+    are woken one after the other: `handover` seconds each.
+    """
     return Topology((Wire("memory", "memory", devices, copy_bandwidth / devices, 2 * devices * handover),))
