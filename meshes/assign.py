@@ -115,7 +115,7 @@ def _subsets(free: list[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _die_first(chosen: tuple[int, ...]) -> tuple[int, int]:
-    """JAX's priority of a set of physical axes: by its best one, then by the sum; axis 3, the dies, is best."""
+    """JAX's priority of a set of physical axes: by its best one, then the sum; axis 3, the dies, is best."""
     ranks = [(index + 1) % 4 for index in chosen]
     return min(ranks), sum(ranks)
 
