@@ -1,19 +1,21 @@
 """The command `train`: runs the plan and some named schemes on the same data, and says what each one took."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import planner
+from planner import training
 from planner.errors import InputError
 from planner.jobs import Job
 from planner.plans import as_json, load
 from planner.report.tables import Measured, console, footnotes, measured_table, paragraph
 from planner.report.words import headline
-from planner.training import run, use_cpu_devices
+
+Step = tuple[float, float]  # seconds and loss
 
 
 def train(
@@ -31,7 +33,7 @@ def train(
     """
     machine = choices["machine"] or ""
     if machine.startswith("cpu:") and machine[4:].isdecimal():
-        use_cpu_devices(int(machine[4:]))
+        training.use_cpu_devices(int(machine[4:]))
     job = make_job()
     if job.init is None or job.make_batch is None:
         raise InputError(
@@ -44,24 +46,35 @@ def train(
     for scheme in beside:
         sharded[scheme] = planner.plan_and_shard(job.step, *job.args, **{**choices, "schemes": (scheme,)})
     screen.print(paragraph(headline(sharded["chosen"].plan)))
-    running = functools.partial(
-        run, init=job.init, make_batch=job.make_batch, steps=steps, seed=choices["seed"]
-    )
-    rows = [_measured(name, step, steps, running) for name, step in sharded.items()]
+    trainings = {
+        name: training.train(step, init=job.init, make_batch=job.make_batch, seed=choices["seed"])
+        for name, step in sharded.items()
+    }
+    seen = _in_turn(trainings, steps)
+    rows = [_measured(name, step.plan.step_seconds, seen[name]) for name, step in sharded.items()]
     screen.print(paragraph([""]), measured_table(rows), paragraph(["", *footnotes(sharded["chosen"].plan)]))
     if out:
         sharded["chosen"].plan.save(out)
     return {"plan": as_json(sharded["chosen"].plan), "runs": [dataclasses.asdict(row) for row in rows]}
 
 
-def _measured(name: str, step: Any, steps: int, running: Callable[..., Any]) -> Measured:
-    words = TextColumn("{task.fields[name]:<10} loss {task.fields[loss]}")
-    columns = (words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console()) as progress:
-        task = progress.add_task("", total=steps, name=name, loss="  -  ")
+def _in_turn(trainings: Mapping[str, Iterator[Step]], steps: int) -> dict[str, list[Step]]:
+    """`steps` steps of each training, one of each in turn, so that all meet the same load of the host."""
+    seen: dict[str, list[Step]] = {name: [] for name in trainings}
+    columns = (
+        TextColumn("{task.description:<10} loss {task.fields[loss]}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+    )
+    with Progress(*columns, TimeElapsedColumn(), console=console()) as progress:
+        tasks = {name: progress.add_task(name, total=steps, loss="  -  ") for name in trainings}
+        for _ in range(steps):
+            for name, training_steps in trainings.items():
+                seen[name].append(next(training_steps))
+                progress.update(tasks[name], advance=1, loss=f"{seen[name][-1][1]:.3f}")
+    return seen
 
-        def tick(number: int, loss: float) -> None:
-            progress.update(task, completed=number, loss=f"{loss:.3f}")
 
-        seconds, losses = running(step, tick=tick)
-    return Measured(name, step.plan.step_seconds, seconds, losses)
+def _measured(name: str, predicted: float, seen: Sequence[Step]) -> Measured:
+    seconds, losses = zip(*seen, strict=True)
+    return Measured(name, predicted, statistics.median(seconds[1:]), losses)

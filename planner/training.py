@@ -1,8 +1,7 @@
 """JAX edge: runs a sharded step on data, and measures it."""
 
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -30,32 +29,26 @@ def use_cpu_devices(count: int) -> None:
             ) from error
 
 
-def run(
+def train(
     step: Any,
     *,
     init: Callable[[Any], Any],
     make_batch: Callable[[np.random.Generator], Any],
-    steps: int,
     seed: int,
-    tick: Callable[[int, float], None],
-) -> tuple[float, tuple[float, ...]]:
-    """Runs `steps` steps of a ShardedStep from a fresh state; tick gets each step's number and loss.
+) -> Iterator[tuple[float, float]]:
+    """Trains by a ShardedStep from a fresh state, without end; yields the seconds and the loss of each step.
 
-    Returns the median seconds of a step, the first one left out because it compiles, and all losses.
+    The first step is slow, because it compiles. The same seed gives the same parameters and data.
     """
     rng = np.random.default_rng(seed)
     state = step.init(init, jax.random.key(seed))
-    seconds, losses = [], []
-    for number in range(1, steps + 1):
+    while True:
         state, batch = step.put(state, make_batch(rng))
         jax.block_until_ready((state, batch))
         start = time.perf_counter()
         state, metrics = step(state, batch)
         jax.block_until_ready((state, metrics))
-        seconds.append(time.perf_counter() - start)
-        losses.append(_loss(metrics))
-        tick(number, losses[-1])
-    return statistics.median(seconds[1:] or seconds), tuple(losses)
+        yield time.perf_counter() - start, _loss(metrics)
 
 
 def _loss(metrics: Any) -> float:

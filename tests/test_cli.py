@@ -1,6 +1,7 @@
 """The command line: every mistake is a sentence with a remedy and the right exit status, and no traceback."""
 
 import json
+import os
 import pathlib
 import shlex
 import subprocess
@@ -185,8 +186,36 @@ def test_an_interrupt_is_exit_130(capsys, monkeypatch):
     assert (status, err) == (130, "meshwright: interrupted; nothing more was written.\n")
 
 
+def program(*words: str) -> subprocess.CompletedProcess[str]:
+    """`python -m planner` in a process of its own, where the steps of the tests can be imported."""
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "planner", *words]
+    return subprocess.run(command, cwd=ROOT / "tests", env=env, capture_output=True, text=True, check=False)
+
+
 def test_python_dash_m_is_the_same_program():
-    words = [sys.executable, "-m", "planner", "plann"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = program("plann")
     assert done.returncode == 2
     assert done.stderr.startswith("meshwright: There is no command 'plann'")
+
+
+def test_train_measures_the_plan_and_a_scheme_on_the_same_data(tmp_path):
+    flags = ["--machine=cpu:2", "--steps=3", "--beside=data", "--seed=1", f"--json={tmp_path / 'run.json'}"]
+    done = program("train", "--step=command_steps:example", *flags)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "measured on this machine" in done.stdout
+    chosen, data = json.loads((tmp_path / "run.json").read_text())["runs"]
+    assert (chosen["name"], data["name"]) == ("chosen", "data")
+    assert len(chosen["losses"]) == 3
+    assert chosen["losses"] == pytest.approx(data["losses"], rel=1e-5)
+    assert chosen["measured_seconds"] > 0
+    assert chosen["predicted_seconds"] <= data["predicted_seconds"]
+
+
+def test_train_needs_data():
+    done = program("train", "--step=command_steps:pair", "--machine=cpu:2")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "meshwright: command_steps:pair has shapes but no data. To train it, return an object with step, init, "
+        "batch and make_batch.\n"
+    )
