@@ -216,6 +216,6 @@ def test_train_needs_data():
     done = program("train", "--step=command_steps:pair", "--machine=cpu:2")
     assert done.returncode == 2
     assert done.stderr == (
-        "meshwright: command_steps:pair has shapes but no data. To train it, return an object with step, init, "
-        "batch and make_batch.\n"
+        "meshwright: command_steps:pair has shapes but no data. To train it, return an object with step, "
+        "init, batch and make_batch.\n"
     )
