@@ -9,10 +9,10 @@ changing any choice's value, as
 
 and the update of the edges that leave v in the direction of the walk is
 
-    M_vw[b]       =  min_a  hat_v[a] / n_v  -  M_wv[a]  +  pairs_vw[a, b],      n_v = max(edges before, edges after)
+    M_vw[b]       =  min_a  hat_v[a] / n_v  -  M_wv[a]  +  pairs_vw[a, b],     n_v = max(edges before, after)
 
-The network is a sum of monotonic chains, n_v through node v, and the bound is the sum of their minima; it never
-falls. When the walk stands at v, hat_v / n_v is the min-marginal of each chain through v, so
+The network is a sum of monotonic chains, n_v through node v, and the bound is the sum of their minima; it
+never falls. When the walk stands at v, hat_v / n_v is the min-marginal of each chain through v, so
 
     every choice with x_v = a has a value  >=  bound + hat_v[a] - min hat_v
 
@@ -34,7 +34,7 @@ Runs = tuple[Map, Map] | None  # strategies sorted by class, and where each clas
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """One edge seen from one end. classes, runs: of this end's strategies. table: [other's class, class here].
+    """One edge seen from one end. classes, runs: of this end's strategies. table: [other's class, this end's].
     inward, outward: the numbers of the messages from and to the other end."""
 
     classes: Map
@@ -58,12 +58,12 @@ class Messages:
         self.bound = -np.inf
         self.excess: list[Floats] = [np.zeros(len(costs)) for costs in network.unary]
         for (u, w), factor in network.pairs.items():
-            here, there = _finite(factor, wall, intern)
+            turned, table = _finite(factor, wall, intern)
             number = len(self.messages)
-            self.messages += [np.zeros(here.shape[0]), np.zeros(there.shape[0])]
+            self.messages += [np.zeros(table.shape[0]), np.zeros(table.shape[1])]
             runs = [intern.recall(("runs", id(one)), lambda one=one: _runs(one)) for one in factor.maps]
-            self.later[u].append(_Side(factor.maps[0], runs[0], there, number, number + 1))
-            self.earlier[w].append(_Side(factor.maps[1], runs[1], here, number + 1, number))
+            self.later[u].append(_Side(factor.maps[0], runs[0], turned, number, number + 1))
+            self.earlier[w].append(_Side(factor.maps[1], runs[1], table, number + 1, number))
         self.nodes = [v for v in range(count) if self.later[v] or self.earlier[v]]
         self.share = [1.0 / max(len(a), len(b), 1) for a, b in zip(self.later, self.earlier, strict=True)]
         self.alone = sum(float(network.unary[v].min()) for v in set(range(count)) - set(self.nodes))
@@ -108,7 +108,11 @@ def _send(state: Messages, sides: Sequence[_Side], part: Floats) -> float:
 def _runs(classes: Map) -> Runs:
     order = np.argsort(classes, kind="stable")
     begins = np.flatnonzero(np.diff(classes[order], prepend=-1))
-    return None if np.array_equal(order, np.arange(len(classes))) and len(begins) == len(order) else (order, begins)
+    return (
+        None
+        if np.array_equal(order, np.arange(len(classes))) and len(begins) == len(order)
+        else (order, begins)
+    )
 
 
 def _wall(network: Network) -> float:

@@ -9,8 +9,8 @@ Parallel edges are added up. Prices on memory enter the tables: the Lagrangian o
 and a usage alive during [first, last) adds `bytes * sum(prices[first:last])` to the table it belongs to.
 
 Every entry is rounded to a multiple of a power of two that is so small against the sum of all tables that
-each later sum is exact in float64 (whole numbers with a sum below 2^52 stay as they are). So equal parts of
-a network give bitwise equal results, in whatever order they are added, and equal results are interned.
+each later sum that matters is exact in float64 (whole numbers with a sum below 2^52 stay as they are). So
+equal parts of a network give bitwise equal results, in whatever order they are added, and these are interned.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.problem import Floats, Problem
-from planner.solvers.factors import Factor, pair_factor, restricted_factor
+from planner.solvers.factors import Factor, Map, pair_factor, restricted_factor
 from planner.solvers.interning import Interner
 
 MANTISSA_BITS = 52
@@ -72,8 +72,14 @@ def network_of(problem: Problem, intern: Interner, prices: Floats | None = None)
             pairs.setdefault((w, u), []).extend(
                 (_transposed(table, intern), factor) for table, factor in terms
             )
-    tables, rounding = _on_grid([_weighted_sum(terms, intern) for terms in (*unary, *pairs.values())], intern)
+    raw = [_weighted_sum(terms, intern) for terms in (*unary, *pairs.values())]
     count = len(unary)
+    first = [int(costs.argmin()) for costs in raw[:count]]
+    joined = zip(pairs, raw[count:], strict=True)
+    reached = sum(float(costs.min()) for costs in raw[:count]) + sum(
+        t[first[u], first[w]] for (u, w), t in joined
+    )
+    tables, rounding = _on_grid(raw, 4.0 * float(reached), intern)
     factors = {
         pair: pair_factor(pair, table, intern) for pair, table in zip(pairs, tables[count:], strict=True)
     }
@@ -81,15 +87,25 @@ def network_of(problem: Problem, intern: Interner, prices: Floats | None = None)
 
 
 def restricted(network: Network, kept: Sequence[NDArray[np.intp]], intern: Interner) -> Network:
-    """The network with only the strategies `kept[v]` of each node, in that order."""
-    whole = [len(k) == len(costs) for k, costs in zip(kept, network.unary, strict=True)]
-    unary = tuple(costs if whole[v] else intern(costs[kept[v]]) for v, costs in enumerate(network.unary))
+    """The network with only the strategies `kept[v]` of each node, in that order. Edges of a node that has
+    one strategy left become costs of the other end."""
     names = [intern(k) for k in kept]
-    pairs = {
-        (u, w): f if whole[u] and whole[w] else restricted_factor(f, (names[u], names[w]), intern)
-        for (u, w), f in network.pairs.items()
-    }
-    return Network(unary, pairs, network.rounding)
+    unary = [intern(costs[k]) for k, costs in zip(kept, network.unary, strict=True)]
+    pairs: dict[tuple[int, int], Factor] = {}
+    for (u, w), whole in network.pairs.items():
+        factor = restricted_factor(whole, (names[u], names[w]), intern)
+        if len(kept[u]) > 1 and len(kept[w]) > 1:
+            pairs[u, w] = factor
+        elif len(kept[u]) > 1:
+            unary[u] = _with_row(unary[u], factor.table[:, 0], factor.maps[0], intern)
+        else:
+            unary[w] = _with_row(unary[w], factor.table[0], factor.maps[1], intern)
+    return Network(tuple(unary), pairs, network.rounding)
+
+
+def _with_row(costs: Floats, row: Floats, classes: Map, intern: Interner) -> Floats:
+    row = intern(row.copy())
+    return intern.recall(("with row", id(costs), id(row), id(classes)), lambda: intern(costs + row[classes]))
 
 
 def _transposed(table: Floats, intern: Interner) -> Floats:
@@ -104,11 +120,13 @@ def _weighted_sum(terms: list[Term], intern: Interner) -> Floats:
     return intern.recall(key, lambda: intern(sum((t * f for t, f in terms[1:]), first * factor)))
 
 
-def _on_grid(tables: list[Floats], intern: Interner) -> tuple[list[Floats], float]:
+def _on_grid(tables: list[Floats], ceiling: float, intern: Interner) -> tuple[list[Floats], float]:
+    """The rounded tables, and the most that all the roundings of one choice add up to. Sums are exact up to
+    `ceiling`, or to the sum of all tables; what costs more than a choice that is known is in no optimum."""
     distinct = {id(table): table for table in tables}
     largest = {name: _largest(table) for name, table in distinct.items()}
-    total = sum(largest[id(table)] for table in tables)
-    if total == 0.0:
+    total = min(sum(largest[id(table)] for table in tables), ceiling)
+    if total <= 0.0:
         return tables, 0.0
     step = float(2.0 ** (np.frexp(total)[1] - MANTISSA_BITS))
     near = {name: np.round(table / step) * step for name, table in distinct.items()}

@@ -1,0 +1,161 @@
+"""Minimising a network whose elimination is too large as it stands: bound, prune, eliminate what is left.
+
+    1  fold nodes of degree 2 or less                                               planner.solvers.folding
+    2  bound by message passing: bound, and excess_v[a] for every strategy          planner.solvers.bounds
+    3  keep the strategies with excess_v[a] <= d, eliminate exactly: a choice of value V
+    4  a better choice than V may use only strategies with excess <= V - bound. So if V - bound <= d the
+       choice is optimal; if not, go to 3 with a larger d, at most V - bound, which settles it
+    5  where the tables of that are too large, start again from 1 on the strategies that are left; they are
+       fewer, so the folds reach further and the bound is tighter
+
+Every choice that was dropped on the way has a value of at least V, which makes min(V, bound of what is left)
+a bound of the whole.
+"""
+
+import dataclasses
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.solvers.bounds import Messages, walk
+from planner.solvers.elimination import LARGEST_TABLE, eliminate, simple_bound
+from planner.solvers.folding import FOLD_ENTRIES, Folded, fold, unfold
+from planner.solvers.interning import Interner
+from planner.solvers.minplus import OutOfTime
+from planner.solvers.network import Network, restricted, value_of
+from planner.solvers.orders import Order, best_order
+
+WALKS = 60  # at most, on each level
+STALLED = 1e-7  # a walk that raises the bound by less, relatively, is the last
+NARROW = 1e-9  # the first d, relative to the bound
+WIDER = 8.0  # from one d to the next
+QUICK, THOROUGH = 5e7, 2e9  # entries of an elimination that is tried, and of one that settles it
+LEVELS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Minimum:
+    """A choice of a network, its value and a proven lower bound of the minimum. complete: false if the time
+    was up or the user interrupted."""
+
+    choice: tuple[int, ...]
+    value: float
+    bound: float
+    complete: bool = True
+
+
+def minimise(
+    network: Network, intern: Interner, *, start: tuple[int, ...] | None = None, deadline: float = np.inf
+) -> Minimum:
+    """The best choice found and its bound; equal where the optimum is proven. start: one to begin with."""
+    first = start or tuple(int(costs.argmin()) for costs in network.unary)
+    search = _Search(intern, deadline)
+    return _level(search, network, Minimum(first, value_of(network, first), simple_bound(network)), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    intern: Interner
+    deadline: float
+
+
+def _level(search: _Search, network: Network, best: Minimum, level: int) -> Minimum:
+    """Steps 1 to 5 on one network; what comes back is no worse than `best`."""
+    try:
+        folded = fold(network, search.intern, entries=FOLD_ENTRIES * WIDER**level, deadline=search.deadline)
+    except (OutOfTime, KeyboardInterrupt):
+        return dataclasses.replace(best, complete=False)
+    small = folded.network
+    inner = tuple(c if len(costs) > 1 else 0 for c, costs in zip(best.choice, small.unary, strict=True))
+    found = Minimum(inner, value_of(small, inner), max(best.bound, simple_bound(small)))
+    state = Messages(small, search.intern)
+    try:
+        found = _settle(search, small, state, found, level)
+    except (OutOfTime, KeyboardInterrupt):
+        found = dataclasses.replace(found, bound=max(found.bound, state.bound), complete=False)
+    return _unfolded(folded, found, network, best)
+
+
+def _unfolded(folded: Folded, found: Minimum, network: Network, best: Minimum) -> Minimum:
+    choice = unfold(folded, found.choice)
+    value = value_of(network, choice)
+    if value > best.value:
+        choice, value = best.choice, best.value
+    return Minimum(choice, value, min(found.bound, value), found.complete)
+
+
+def _settle(search: _Search, small: Network, state: Messages, found: Minimum, level: int) -> Minimum:
+    gain = _tighten(state, search.deadline)
+    found = dataclasses.replace(found, bound=max(found.bound, state.bound))
+    width = max(NARROW * abs(found.bound), gain)
+    while True:
+        kept = _near(state, found.choice, width)
+        tried = _eliminated(search, restricted(small, kept, search.intern), QUICK)
+        if tried is None:
+            break
+        found = _better(small, kept, tried, found)
+        if found.value - found.bound <= width or sum(map(len, kept)) == sum(small.sizes):
+            return dataclasses.replace(found, bound=found.value)
+        width = min(WIDER * width, _gap(found))
+    kept = _near(state, found.choice, _gap(found))
+    part = restricted(small, kept, search.intern)
+    tried = _eliminated(search, part, THOROUGH)
+    if tried is not None:
+        found = _better(small, kept, tried, found)
+        return dataclasses.replace(found, bound=found.value)
+    if level + 1 == LEVELS:
+        return found
+    place = tuple(int(np.searchsorted(k, c)) for k, c in zip(kept, found.choice, strict=True))
+    below = _level(search, part, Minimum(place, value_of(part, place), found.bound), level + 1)
+    lifted = _better(small, kept, below.choice, found)
+    return dataclasses.replace(
+        lifted, bound=min(lifted.value, max(found.bound, below.bound)), complete=below.complete
+    )
+
+
+def _gap(found: Minimum) -> float:
+    """The gap, a little wider, for the rounding of the messages' sums."""
+    return (found.value - found.bound) + NARROW * abs(found.bound)
+
+
+def _tighten(state: Messages, deadline: float) -> float:
+    """Walks until the bound stalls; what the last walk gained."""
+    gain = 0.0
+    for _ in range(WALKS):
+        before = state.bound
+        walk(state)
+        gain = state.bound - before
+        if time.monotonic() > deadline:
+            raise OutOfTime
+        if gain <= STALLED * abs(state.bound):
+            break
+    return gain
+
+
+def _near(state: Messages, choice: tuple[int, ...], width: float) -> list[NDArray[np.intp]]:
+    """The strategies of excess up to `width`, and those of `choice`."""
+    kept = []
+    for excess, c in zip(state.excess, choice, strict=True):
+        near = excess <= width
+        near[c] = True
+        kept.append(np.flatnonzero(near))
+    return kept
+
+
+def _eliminated(search: _Search, part: Network, entries: float) -> tuple[int, ...] | None:
+    """The optimum of a network, None if that takes more than `entries`."""
+    folded = fold(part, search.intern, entries=entries, deadline=search.deadline)
+    order: Order = best_order(folded.network, search.intern, ("degree",))
+    if order.entries > entries:
+        order = best_order(folded.network, search.intern, ("weight", "fill"))
+    if order.entries > entries or order.largest > LARGEST_TABLE:
+        return None
+    found = eliminate(folded.network, order, search.intern, deadline=search.deadline)
+    return unfold(folded, found.choice)
+
+
+def _better(small: Network, kept: list[NDArray[np.intp]], tried: tuple[int, ...], found: Minimum) -> Minimum:
+    choice = tuple(int(k[c]) for k, c in zip(kept, tried, strict=True))
+    value = value_of(small, choice)
+    return dataclasses.replace(found, choice=choice, value=value) if value < found.value else found
