@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.edges import EdgePricer
 from planner.cost.problem import Problem, Usage
 from planner.cost.roofline import work_seconds
-from planner.cost.traffic import Network, finishes, moves
+from planner.cost.traffic import Network, finishes
 from planner.graph.coarsen import Coarse, Link, Node
 from planner.graph.graph import Graph
 from planner.graph.labels import ATTRIBUTE, SAMPLE
@@ -66,7 +67,7 @@ def build(
 class _Build:
     def __init__(self, graph: Graph, coarse: Coarse, network: Network, pins: Mapping[int, Spec]) -> None:
         self.graph, self.coarse, self.network, self.pins = graph, coarse, network, pins
-        self.sizes = network.sizes
+        self.sizes, self.pricer = network.sizes, EdgePricer(network)
         self.primitive = {op.id: op.primitive for op in graph.ops}
         self.shared: dict[tuple, NodeTable] = {}
         self.edge_tables: dict[tuple, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
@@ -163,13 +164,7 @@ class _Build:
         whole = self.graph.values[port.value].bytes
         key = (id(made), id(read), whole, port.repeat)
         if key not in self.edge_tables:
-            cost = np.empty((len(made.specs), len(read.specs)))
-            held = np.zeros_like(cost)
-            for i, source in enumerate(made.specs):
-                for j, target in enumerate(read.specs):
-                    cost[i, j] = self.network.price(moves(port, self.graph, source, target, self.sizes))
-                    if source != target:
-                        held[i, j] = whole / pieces(target, self.sizes)
+            cost, held = self.pricer.tables(made.specs, read.specs, whole, port.repeat)
             grid = np.ix_(made.index, read.index)
             self.edge_tables[key] = (cost[grid], held[grid])
         return self.edge_tables[key]

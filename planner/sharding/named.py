@@ -11,7 +11,9 @@ solver is then free inside the restriction, so a scheme is priced at its best.
     tensor    any         parameter, none        parameter, none                          all-reduce
     sequence  any         parameter, attribute   parameter, none                          all-reduce, scatter onto attribute
     feature   split       parameter              parameter                                scatter onto parameter
-    cube      split       sample, parameter      sample, parameter                        scatter
+    cube      split       sample, parameter      parameter; sample where no weight is     scatter
+
+The two cube axes of 3-D parallelism lie on different dims of every activation, and swap them from one linear to the next.
 """
 
 import dataclasses
@@ -85,7 +87,9 @@ def allowed(
     fitting = [
         i
         for i, made in enumerate(moves)
-        if all(_may(role, sort, made[axis]) for axis, role in roles.items()) and _together(made, roles)
+        if all(_may(role, sort, made[axis]) for axis, role in roles.items())
+        and _together(made, roles)
+        and _cube(node, sort, made, roles)
     ]
     must = {axis for axis, role in roles.items() if _must(role, sort)}
     idle = {i: sum(moves[i][axis].label is None for axis in must) for i in fitting}
@@ -114,6 +118,20 @@ def _together(made: Mapping[str, Move], roles: Mapping[str, str]) -> bool:
     return True
 
 
+def _cube(node: Node, sort: Sort, made: Mapping[str, Move], roles: Mapping[str, str]) -> bool:
+    """Whether the cube axes are where 3-D parallelism wants them, given what the node has to split."""
+    labels = [made[axis].label for axis, role in roles.items() if role == "cube"]
+    if not labels or sort not in ("activation", "op"):
+        return True
+    of = dict(node.labels)
+    if sort == "activation":
+        both = {SAMPLE, PARAMETER} <= {of[f] for f in node.splittable}
+        return not both or labels[0] != labels[1] or labels == [None, None]
+    weighted = any(all(of[f] not in (SAMPLE, ATTRIBUTE) for dim in p.dims for f in dim) for p in node.inputs)
+    gradient = bool(node.sums) and any(of[f] == SAMPLE for f in node.sums[0].reduced)
+    return not (node.flops and (weighted or gradient)) or SAMPLE not in labels
+
+
 def _must(role: str, sort: Sort) -> bool:
     """Whether the axis has to split the node if it can."""
     if sort in ("parameter", "moment", "update"):
@@ -138,7 +156,7 @@ def _may(role: str, sort: Sort, move: Move) -> bool:
         return move.label in (PARAMETER, NONE) and move.finish in (None, "all_reduce", ATTRIBUTE)
     if role == "feature":
         return move.label in (PARAMETER, NONE) and move.finish in (None, "all_reduce", PARAMETER, NONE)
-    return move.label in (SAMPLE, PARAMETER, NONE)
+    return move.label in (SAMPLE, PARAMETER, NONE) and move.finish != "all_reduce"
 
 
 def sorts(nodes: Iterable[Node], users: Mapping[int, Sequence[Node]]) -> dict[int, Sort]:
