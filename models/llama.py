@@ -78,8 +78,8 @@ def grouped_attention(
 
 
 def blocked_attention(q_BTKGE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, block: int) -> jax.Array:
-    """`grouped_attention`, `block` queries at a time: no more than the scores [B, K, block, G, S] are held at a
-    time, in the backward pass either. -> [B, T, K, G, E]."""
+    """`grouped_attention`, `block` queries at a time, so that forward and backward hold scores of
+    [B, K, block, G, S] and no more. -> [B, T, K, G, E]."""
     count = q_BTKGE.shape[1] // block
     if count <= 1:
         return grouped_attention(q_BTKGE, k_BSKE, v_BSKE)
