@@ -1,8 +1,8 @@
 """Element-wise ops: every dim is a factor of its own, and all may be split.
 
-FLOPs of one element are 1, 0 where nothing is computed, and for transcendental functions the length of the
-polynomial or rational approximation XLA expands them to (`xla/service/elemental_ir_emitter.cc`,
-`xla/client/lib/math.cc`), to one digit.
+FLOPs of one element are 1, or 0 where nothing is computed. For roots, transcendental and special functions
+they are an order of magnitude only (a Newton step or two, a polynomial of some ten terms, a loop of those):
+such ops wait for memory, so little hangs on it.
 """
 
 import functools

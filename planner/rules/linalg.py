@@ -63,7 +63,7 @@ TABLE = {
     "lu_pivots_to_permutation": Entry(matrix, per_result(1.0)),
     "qr": Entry(matrix, _cubic(4 / 3)),
     "schur": Entry(matrix, _cubic(25.0)),
-    "svd": Entry(matrix, _cubic(20.0)),
+    "svd": Entry(matrix, _cubic(21.0)),
     "triangular_solve": Entry(matrix, _solve_flops),
     "tridiagonal": Entry(matrix, _cubic(4 / 3)),
     "tridiagonal_solve": Entry(matrix, per_operand(8.0)),
