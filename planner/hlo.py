@@ -1,13 +1,14 @@
 """Reads the collectives out of optimised HLO text, as `compiled.as_text()` prints it on CPU, GPU and TPU.
 
 Pure text: no jax. Bytes follow the planner's own words (`planner.plans.Collective`): of the whole array that
-one group holds together, and for a permute the bytes each device sends. Wire bytes are those each device sends
-on a ring: (g-1)/g of the whole for a gather or a scatter, twice that for an all-reduce, (g-1)/g of its own part
-for an all-to-all.
+one group holds together, and for a permute the bytes each device sends. Wire bytes are those each device
+sends on a ring: (g-1)/g of the whole for a gather or a scatter, twice that for an all-reduce, (g-1)/g of its
+own part for an all-to-all.
 """
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -37,7 +38,7 @@ _FREE = {"bitcast", "copy", "get-tuple-element", "transpose", "reshape", "conver
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """One collective of a compiled program.
+    """One array moved by one collective of a compiled program; arrays that are moved together share its name.
 
     kind: as HLO spells it. groups: device numbers, the pairs (from, to) of a permute. times: runs per step,
     None where the trip count of a loop around it cannot be read. sliced: an all-reduce of which every device
@@ -74,7 +75,7 @@ Module = Mapping[str, tuple[_Instruction, ...]]
 
 
 def collectives(hlo_text: str) -> tuple[Found, ...]:
-    """All collectives, in the order they are printed. An asynchronous pair counts once."""
+    """All collectives, array by array, in the order they are printed. An asynchronous pair counts once."""
     module = _parse(hlo_text)
     times = _times(module, hlo_text)
     sources = _sources(hlo_text)
@@ -84,11 +85,15 @@ def collectives(hlo_text: str) -> tuple[Found, ...]:
     for computation, body in module.items():
         for one in body:
             kind = one.opcode.removesuffix("-start")
-            if kind in _KINDS:
-                fused = kind == "all-reduce" and "all-reduce-scatter" in computation  # how a TPU writes one
-                sliced = kind == "all-reduce" and not fused and _is_sliced(one, body, module)
-                kind = "reduce-scatter" if fused else kind
-                found.append(_found(one, kind, fused, sliced, times.get(computation), sources, devices))
+            if kind not in _KINDS:
+                continue
+            fused = kind == "all-reduce" and "all-reduce-scatter" in computation  # how a TPU writes one
+            shapes = _result_shapes(one, kind)
+            for index, result in enumerate(shapes):
+                part = index if len(shapes) > 1 else None
+                sliced = kind == "all-reduce" and not fused and _is_sliced(one, body, module, part)
+                place = times.get(computation)
+                found.append(_found(one, kind, fused, sliced, place, _bytes(result), devices, sources))
     return tuple(found)
 
 
@@ -98,25 +103,21 @@ def _found(
     fused: bool,
     sliced: bool,
     times: float | None,
-    sources: Mapping[str, str],
+    result: float,
     devices: int,
+    sources: Mapping[str, str],
 ) -> Found:
+    """result: bytes of one array of the result on one device; fused: an all-reduce that scatters."""
     groups = groups_of(one.text, devices)
-    size = 2 if kind == "collective-permute" else max((len(group) for group in groups), default=1)
-    result = _result_bytes(one)
-    spread = (kind == "reduce-scatter" and not fused) or kind.endswith("all-to-all")
-    whole = result * size if spread else result
+    size = 2 if kind == "collective-permute" else max(len(group) for group in groups)
+    whole = result * size if kind == "reduce-scatter" or kind.endswith("all-to-all") else result
     share = (size - 1) / size
-    factor = {
-        "all-reduce": 2 * share,
-        "all-to-all": share / size,
-        "ragged-all-to-all": share / size,
-        "collective-permute": 1.0,
-    }.get(kind, share)
+    factors = {"all-to-all": share / size, "ragged-all-to-all": share / size, "collective-permute": 1.0}
+    factor = 2 * share if kind == "all-reduce" and not fused else factors.get(kind, share)
     op_name = re.search(r'op_name="([^"]*)"', one.text)
     return Found(
         name=one.name,
-        kind=kind,
+        kind="reduce-scatter" if fused else kind,
         bytes=whole,
         wire_bytes=whole * factor,
         group_size=size,
@@ -177,13 +178,13 @@ def _times(module: Module, text: str) -> dict[str, float | None]:
     return {computation: times(computation) for computation in module}
 
 
-def _result_bytes(one: _Instruction) -> float:
-    """Bytes of the result on one device; of the second half of what a start instruction returns."""
+def _result_shapes(one: _Instruction, kind: str) -> list[str]:
+    """The arrays a collective returns on one device; a start instruction returns its operands before them."""
     shape = one.shape
-    if one.opcode.endswith("-start") and one.opcode != "all-reduce-start" and shape.startswith("("):
-        parts = _split(shape[1:-1])
-        shape = parts[1] if len(parts) > 1 else shape
-    return sum(_bytes(dtype, dims) for dtype, dims in re.findall(r"\b([a-z]\w*)\[([\d,<=]*)\]", shape))
+    if one.opcode.endswith("-start") and kind != "all-reduce" and shape.startswith("("):
+        shape = _split(shape[1:-1])[1].strip()
+    whole = kind.endswith("all-to-all")  # its tuple is one array in pieces
+    return _split(shape[1:-1]) if shape.startswith("(") and not whole else [shape]
 
 
 def _split(text: str) -> list[str]:
@@ -199,18 +200,23 @@ def _split(text: str) -> list[str]:
     return [*parts, current]
 
 
-def _bytes(dtype: str, dims: str) -> float:
-    digits = re.search(r"\d+", dtype)
-    bits = _BITS.get(dtype) or (int(digits.group()) if digits else 0)
-    count = 1
-    for extent in re.findall(r"\d+", dims):
-        count *= int(extent)
-    return count * bits / 8
+def _bytes(shape: str) -> float:
+    """Bytes of an array, or of all arrays of a tuple."""
+    total = 0.0
+    for dtype, dims in re.findall(r"\b([a-z]\w*)\[([\d,<=]*)\]", shape):
+        digits = re.search(r"\d+", dtype)
+        bits = _BITS.get(dtype) or (int(digits.group()) if digits else 0)
+        total += math.prod(int(extent) for extent in re.findall(r"\d+", dims)) * bits / 8
+    return total
 
 
-def _is_sliced(one: _Instruction, body: Sequence[_Instruction], module: Module) -> bool:
-    """Whether every use of a result takes a slice of it, behind copies and inside fusions too."""
+def _is_sliced(
+    one: _Instruction, body: Sequence[_Instruction], module: Module, part: int | None = None
+) -> bool:
+    """Whether every use of a result, or of one part of it, takes a slice, behind copies and in fusions."""
     users = [user for user in body if one.name in user.operands]
+    if part is not None:
+        users = [user for user in users if re.search(rf"\bindex={part}\b", user.text)]
     return bool(users) and all(_slices(user, one.name, body, module) for user in users)
 
 
@@ -223,11 +229,7 @@ def _slices(user: _Instruction, name: str, body: Sequence[_Instruction], module:
         return False
     inner = module.get(next(_callees(user), ""), ())
     numbers = [number for number, operand in enumerate(user.operands) if operand == name]
-    parameters = [
-        one
-        for one in inner
-        if one.opcode == "parameter" and any(f"parameter({n})" in one.text for n in numbers)
-    ]
+    parameters = [one for one in inner if any(f" parameter({n})" in one.text for n in numbers)]
     return bool(parameters) and all(_is_sliced(parameter, inner, module) for parameter in parameters)
 
 

@@ -271,13 +271,10 @@ def _static_positions(
     missing = len(args) - len(dynamic)
     if given is not None and len(given) == missing:
         return given
-    structures = [jax.tree.structure(arg) for arg in args]
-    wanted = [jax.tree.structure(info) for info in dynamic]
-    plain = [index for index, arg in enumerate(args) if not _holds_arrays(arg)]
     fitting = [
         left_out
-        for left_out in itertools.combinations(plain, missing)
-        if [tree for index, tree in enumerate(structures) if index not in left_out] == wanted
+        for left_out in itertools.combinations(range(len(args)), missing)
+        if all(map(_may_be, [arg for index, arg in enumerate(args) if index not in left_out], dynamic))
     ]
     if len(fitting) == 1:
         return fitting[0]
@@ -288,8 +285,18 @@ def _static_positions(
     )
 
 
-def _holds_arrays(arg: Any) -> bool:
-    return any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(arg))
+def _may_be(arg: Any, info: Any) -> bool:
+    """Whether `arg` may have been traced to `info`: the same structure, each leaf of that shape and kind."""
+    leaves, structure = jax.tree.flatten(arg)
+    if structure != jax.tree.structure(info):
+        return False
+    for leaf, traced in zip(leaves, jax.tree.leaves(info), strict=True):
+        number = isinstance(leaf, (bool, int, float, complex))
+        if not number and getattr(leaf, "shape", None) != traced.shape:
+            return False
+        if number and (traced.shape != () or jax.numpy.result_type(leaf) != traced.dtype):
+            return False
+    return True
 
 
 def argument_names(fn: Callable[..., Any], count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which devices take part in a collective together: the four ways HLO writes it, and the mesh axes it amounts to.
+"""Which devices take part in a collective together: the four ways HLO writes it, and the mesh axes spanned.
 
 {{0,1},{2,3}}                                           every group, device by device
 [2,2]<=[2,2]T(1,0)                                      the devices in that shape, transposed, cut into rows
@@ -92,6 +92,8 @@ def mesh_axes(groups: Groups, mesh_shape: Sequence[int], axis_names: Iterable[st
     names = tuple(axis_names)
     ids = np.arange(int(np.prod(mesh_shape, dtype=int))).reshape(tuple(mesh_shape))
     where = {int(device): place for place, device in np.ndenumerate(ids)}
+    if any(device not in where for group in groups for device in group):
+        return None
     places = [np.array([where[device] for device in group]) for group in groups]
     varying = {
         tuple(number for number in range(len(names)) if len(set(column[:, number])) > 1) for column in places

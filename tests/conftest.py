@@ -1,6 +1,6 @@
 """Eight CPU devices for every test, and the meshes made of them.
 
-The flag must be in the environment before jax starts its backend, so it is set here, where pytest comes first.
+The flag must be in the environment before jax starts its backend, so it is set where pytest comes first.
 """
 
 import os
@@ -10,10 +10,10 @@ os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 )
 
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-from jax.sharding import Mesh  # noqa: E402
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
 
 
 def make_mesh(**sizes: int) -> Mesh:
