@@ -12,6 +12,7 @@ from planner.cost.tables import Tables
 from planner.cost.traffic import Transfer, finishes, moves
 from planner.graph.coarsen import Coarse, Link
 from planner.graph.graph import Graph, Site
+from planner.graph.labels import SAMPLE
 from planner.graph.notation import show as show_rule
 from planner.plans import Collective, LeafPlan
 from planner.sharding.named import Sort
@@ -145,7 +146,7 @@ def memory_at_peak(decided: Decided, sorts: Mapping[int, Sort]) -> dict[str, flo
 def _from_examples(labels: Sequence[tuple[str, str]], node) -> bool:
     """Whether what a heavy op keeps has a dim along the examples."""
     of = dict(labels)
-    return any(of.get(dim[0]) in ("sample", "attribute") for port in node.outputs for dim in port.dims if dim)
+    return any(of.get(dim[0]) == SAMPLE for port in node.outputs for dim in port.dims if dim)
 
 
 def leaf_plans(decided: Decided) -> tuple[tuple[LeafPlan, ...], tuple[LeafPlan, ...]]:

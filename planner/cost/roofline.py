@@ -55,7 +55,7 @@ def _bytes_moved(
 ) -> float:
     inputs = node.inputs[1:] if primitive in _SPARSE else node.inputs
     read = sum(graph.values[p.value].bytes / pieces(spec_of(p.dims, strategy), sizes) for p in inputs)
-    written = sum(graph.values[p.value].bytes / pieces(spec_of(p.dims, strategy), sizes) for p in node.outputs)
+    written = sum(graph.values[p.value].bytes / pieces(result_spec(p.dims, strategy), sizes) for p in node.outputs)
     if primitive in _SPARSE and primitive.startswith("scatter"):
         written = 0.0
     return read + (2 if primitive in _SPARSE else 1) * written
@@ -84,8 +84,3 @@ def _padding(node: Node, strategy: Strategy, machine: Machine, sizes: Mapping[st
 
 def _useful(extent: int, tile: int) -> float:
     return extent / (math.ceil(extent / tile) * tile)
-
-
-def result_bytes(node: Node, graph: Graph, strategy: Strategy, sizes: Mapping[str, int]) -> list[float]:
-    """Bytes that each output of a node keeps on one device."""
-    return [graph.values[p.value].bytes / pieces(result_spec(p.dims, strategy), sizes) for p in node.outputs]

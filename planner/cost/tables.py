@@ -21,7 +21,7 @@ from planner.cost.roofline import work_seconds
 from planner.cost.traffic import Network, finishes
 from planner.graph.coarsen import Coarse, Link, Node
 from planner.graph.graph import Graph
-from planner.graph.labels import ATTRIBUTE, SAMPLE
+from planner.graph.labels import SAMPLE
 from planner.sharding.spec import Spec, pieces
 from planner.sharding.strategy import Strategy, result_spec, spec_of, strategies
 
@@ -130,7 +130,7 @@ class _Build:
         )
 
     def _stores_state(self, node: Node) -> bool:
-        return node.kind in ("leaf", "block") and not any(label in (SAMPLE, ATTRIBUTE) for _, label in node.labels)
+        return node.kind in ("leaf", "block") and not any(label == SAMPLE for _, label in node.labels)
 
     def _table(self, node: Node, readers: list[PortSpecs]) -> NodeTable:
         graph, sizes = self.graph, self.sizes

@@ -15,11 +15,11 @@ inside the block.
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from planner.graph.graph import Graph, Op, Site
-from planner.graph.labels import NONE, argument_labels, join, label_factors
+from planner.graph.labels import NONE, join, label
 from planner.graph.rule import Dims
 
 Kind = Literal["leaf", "const", "copy", "block", "op"]
@@ -217,7 +217,7 @@ class _Factors:
     def sizes(self) -> dict[str, int]:
         return {self.name[self.find((op.id, f))]: op.rule.sizes[f] for op in self.members for f in op.rule.factors}
 
-    def labels(self, of_op: dict[tuple[int, str], str]) -> dict[str, str]:
+    def labels(self, of_op: Mapping[tuple[int, str], str]) -> dict[str, str]:
         """The strongest label of each factor among the ops."""
         found: dict[str, str] = {}
         for op in self.members:
@@ -243,7 +243,7 @@ class _Builder:
 
     def __init__(self, graph: Graph, when: dict[int, int]) -> None:
         self.graph, self.position = graph, when
-        self.labels = label_factors(graph)
+        self.labels = label(graph)
         self.nodes: list[Node] = []
         self.home: dict[int, tuple[int, int]] = {}
         self.readers: dict[int, list[Op]] = defaultdict(list)
@@ -268,14 +268,13 @@ class _Builder:
 
     def leaves(self) -> None:
         """One node per array argument, whose input (if a result replaces it) is that result; one per constant."""
-        dims_of = argument_labels(self.graph)
         results = {leaf.index: leaf.value for leaf in self.graph.results}
         made = {value for op in self.graph.ops for value in op.results}
         end = len(self.graph.ops)
         for leaf in self.graph.arguments:
             if not _scalar(self.graph, leaf.value):
                 new = results.get(leaf.partner, -1) if leaf.partner is not None else -1
-                self._leaf("leaf", leaf.value, [new] if new in made else [], end, dims_of[leaf.value])
+                self._leaf("leaf", leaf.value, [new] if new in made else [], end, self.labels.arguments[leaf.value])
                 made.add(leaf.value)
         for op in self.graph.ops:
             for value in op.operands:
@@ -333,7 +332,7 @@ class _Builder:
             ops=tuple(op.id for op in members),
             sizes=tuple(factors.sizes().items()),
             splittable=factors.splittable(),
-            labels=tuple(factors.labels(self.labels).items()),
+            labels=tuple(factors.labels(self.labels.factors).items()),
             inputs=inputs,
             outputs=tuple(outputs),
             inner=tuple(inner),

@@ -11,7 +11,6 @@ border of a loop goes through a pseudo-op, so that every tie is a rule like any 
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from planner.graph.rule import Rule
 
@@ -63,7 +62,6 @@ class Op:
 
     id: int
     primitive: str
-    params: Mapping[str, Any]
     operands: tuple[int | None, ...]
     results: tuple[int, ...]
     uses: tuple[tuple[Site, ...], ...]

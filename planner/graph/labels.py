@@ -1,16 +1,19 @@
 """Labels: what a dim of the program stands for, in FlexFlow's words.
 
 'sample' is the dim along which the examples of a batch lie, 'attribute' another dim of the examples (sequence,
-height, width), 'parameter' a dim that comes from the state (features, heads, vocabulary). The named schemes are
-defined by labels ("data: axes on sample factors only"); the search itself does not need them.
+height, width), 'parameter' a dim of the state (features, heads, vocabulary). The named schemes are defined by labels
+("data: axes on sample factors only"); the search itself does not need them.
 
-A label starts at the arguments and flows along the factors of the rules; where two meet, the first of LABELS wins.
+Dims that some op walks with one factor form a class (union-find over the whole step), and a class has one label:
+sample if an example lies along it; else parameter if it is contracted with a weight somewhere; else that of the
+arguments it comes from. The minor part of a merged dim, `e` in `(h e)`, belongs to no argument: it takes the label of the whole.
 """
 
+import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 
-from planner.graph.graph import Graph, Op
-from planner.graph.rule import Dims
+from planner.graph.graph import Graph
 
 SAMPLE, ATTRIBUTE, PARAMETER, NONE = "sample", "attribute", "parameter", ""
 LABELS = (SAMPLE, ATTRIBUTE, PARAMETER, NONE)
@@ -26,14 +29,76 @@ def join(a: str, b: str) -> str:
     return a if _RANK[a] <= _RANK[b] else b
 
 
-def label_factors(graph: Graph) -> dict[tuple[int, str], str]:
-    """The label of every (op id, factor). Two sweeps, because a loop carry is read before it is written."""
-    dims = argument_labels(graph)
-    factors: dict[tuple[int, str], str] = {}
-    for _ in range(2):
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """factors: the label of every (op id, factor). arguments: of every dim of the step's arguments, by value id."""
+
+    factors: Mapping[tuple[int, str], str]
+    arguments: Mapping[int, tuple[str, ...]]
+
+
+def label(graph: Graph) -> Labels:
+    """The labels of a step."""
+    classes = _Classes(graph)
+    labels: dict[_Key, str] = {}
+    given = _argument_labels(graph)
+    for value, dims in given.items():
+        for dim, own in enumerate(dims):
+            root = classes.find((value, dim))
+            labels[root] = join(labels.get(root, NONE), own)
+    for root in _contracted(graph, classes, labels):
+        labels[root] = PARAMETER
+    for op in graph.ops:
+        for dims in op.rule.operands + op.rule.results:
+            for dim in dims:
+                whole = labels.get(classes.find((op.id, dim[0])), NONE) if len(dim) > 1 else NONE
+                for minor in dim[1:]:
+                    labels.setdefault(classes.find((op.id, minor)), ATTRIBUTE if whole == SAMPLE else whole)
+    factors = {(op.id, f): labels.get(classes.find((op.id, f)), NONE) for op in graph.ops for f in op.rule.factors}
+    arguments = {v: tuple(labels.get(classes.find((v, i)), NONE) for i in range(len(dims))) for v, dims in given.items()}
+    return Labels(factors, arguments)
+
+
+_Key = tuple[int, int | str]  # (value id, dim) or (op id, factor)
+
+
+class _Classes:
+    """Dims of values and factors of ops that walk together."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.parent: dict[_Key, _Key] = {}
         for op in graph.ops:
-            _sweep(op, dims, factors)
-    return factors
+            values, rules = (*op.operands, *op.results), op.rule.operands + op.rule.results
+            for value, dims in zip(values, rules, strict=True):
+                if value is not None:
+                    for i, dim in enumerate(dims):
+                        if dim:
+                            self.parent[self.find((value, i))] = self.find((op.id, dim[0]))
+
+    def find(self, key: _Key) -> _Key:
+        parent = self.parent
+        root = parent.setdefault(key, key)
+        while parent[root] != root:
+            root = parent[root]
+        while parent[key] != root:
+            parent[key], key = root, parent[key]
+        return root
+
+
+def _contracted(graph: Graph, classes: _Classes, labels: dict[_Key, str]) -> list[_Key]:
+    """Classes that a heavy op contracts with an operand that has no examples: a weight."""
+    found = []
+    for op in graph.ops:
+        if op.light or not op.rule.reduced or len(op.rule.operands) < 2:
+            continue
+        seen = [
+            any(labels.get(classes.find((op.id, dim[0]))) == SAMPLE for dim in dims if dim)
+            for dims in op.rule.operands
+        ]
+        roots = [classes.find((op.id, f)) for f in op.rule.reduced]
+        if not all(seen[:2]):
+            found += [root for root in roots if labels.get(root) != SAMPLE]
+    return found
 
 
 def batch_extent(graph: Graph) -> int | None:
@@ -53,7 +118,7 @@ def _data_arguments(graph: Graph) -> list[int]:
     return found
 
 
-def argument_labels(graph: Graph) -> dict[int, tuple[str, ...]]:
+def _argument_labels(graph: Graph) -> dict[int, tuple[str, ...]]:
     """The label of every dim of the arguments."""
     data, batch = set(_data_arguments(graph)), batch_extent(graph)
     labels = {}
@@ -64,22 +129,3 @@ def argument_labels(graph: Graph) -> dict[int, tuple[str, ...]]:
         else:
             labels[leaf.value] = tuple(PARAMETER for _ in shape)
     return labels
-
-
-def _sweep(op: Op, dims: dict[int, tuple[str, ...]], factors: dict[tuple[int, str], str]) -> None:
-    own = {factor: factors.get((op.id, factor), NONE) for factor in op.rule.factors}
-    for value, operand in zip(op.operands, op.rule.operands, strict=True):
-        if value in dims:
-            _read(operand, dims[value], own)
-    for value, result in zip(op.results, op.rule.results, strict=True):
-        known = dims.get(value, ())
-        if known:  # a second sweep: keep what a loop carry learned
-            _read(result, known, own)
-        dims[value] = tuple(own[dim[0]] if dim else NONE for dim in result)
-    factors.update({(op.id, factor): label for factor, label in own.items()})
-
-
-def _read(operand: Dims, labels: tuple[str, ...], own: dict[str, str]) -> None:
-    for dim, label in zip(operand, labels, strict=False):
-        for i, factor in enumerate(dim):  # the label of a merged dim is that of its major factor
-            own[factor] = join(own[factor], label if i == 0 else (ATTRIBUTE if label == SAMPLE else label))

@@ -30,10 +30,11 @@ Sort = Literal["parameter", "moment", "data", "state", "update", "activation", "
 @dataclasses.dataclass(frozen=True)
 class Move:
     """What one axis does in one strategy. label: of the factor it splits, None if it splits nothing; finish: None, or
-    'all_reduce', or the label of the dim that partial sums are scattered onto."""
+    'all_reduce', or the label of the dim that partial sums are scattered onto; factor: the one it splits."""
 
     label: str | None
     finish: str | None = None
+    factor: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +103,10 @@ def _move(node: Node, labels: Mapping[str, str], strategy: Strategy, axis: str) 
         if axis in axes:
             place = strategy.finish.get(axis)
             if place is None:
-                return Move(labels[factor])
+                return Move(labels[factor], None, factor)
             if place == ALL_REDUCE:
-                return Move(labels[factor], "all_reduce")
-            return Move(labels[factor], labels[node.outputs[0].dims[place][0]])
+                return Move(labels[factor], "all_reduce", factor)
+            return Move(labels[factor], labels[node.outputs[0].dims[place][0]], factor)
     return Move(None)
 
 
@@ -121,15 +122,22 @@ def _together(made: Mapping[str, Move], roles: Mapping[str, str]) -> bool:
 def _cube(node: Node, sort: Sort, made: Mapping[str, Move], roles: Mapping[str, str]) -> bool:
     """Whether the cube axes are where 3-D parallelism wants them, given what the node has to split."""
     labels = [made[axis].label for axis, role in roles.items() if role == "cube"]
-    if not labels or sort not in ("activation", "op"):
+    if not labels or sort not in ("activation", "data", "op"):
         return True
     of = dict(node.labels)
-    if sort == "activation":
+    if sort != "op":
         both = {SAMPLE, PARAMETER} <= {of[f] for f in node.splittable}
         return not both or labels[0] != labels[1] or labels == [None, None]
-    weighted = any(all(of[f] not in (SAMPLE, ATTRIBUTE) for dim in p.dims for f in dim) for p in node.inputs)
+    weighted = any(all(of[f] != SAMPLE for dim in p.dims for f in dim) for p in node.inputs)
     gradient = bool(node.sums) and any(of[f] == SAMPLE for f in node.sums[0].reduced)
-    return not (node.flops and (weighted or gradient)) or SAMPLE not in labels
+    if not node.flops or not (weighted or gradient):
+        return True
+    pair = [made[axis] for axis, role in roles.items() if role == "cube"]
+    if None in labels:
+        return labels == [None, None]
+    rows = sum(move.finish is not None for move in pair)
+    # One axis on the rows of the weight, the other on its columns; both are columns of a gradient's two factors.
+    return SAMPLE not in labels and rows == (0 if gradient else 1) and pair[0].factor != pair[1].factor
 
 
 def _must(role: str, sort: Sort) -> bool:
@@ -165,7 +173,7 @@ def sorts(nodes: Iterable[Node], users: Mapping[int, Sequence[Node]]) -> dict[in
     updates = {maker for maker, readers in users.items() if any(r.kind == "leaf" for r in readers)}
     found: dict[int, Sort] = {}
     for node in nodes:
-        seen = any(label in (SAMPLE, ATTRIBUTE) for _, label in node.labels)
+        seen = any(label == SAMPLE for _, label in node.labels)
         if node.kind == "leaf":
             others = {r.id for r in users.get(node.id, ())}
             found[node.id] = "data" if not node.inputs else "moment" if len(others) == 1 else "parameter"
