@@ -28,7 +28,8 @@ close(step(*mlp_arguments()), jax.jit(mlp_step)(*mlp_arguments()))
 
 mesh = make_mesh(x=4, y=2)
 traced = trace_step(train_step, arguments(), static_argnums=2)
-step = apply(hand_plan(traced, mesh, {}, {"state.w": SPLIT, "batch": ROWS}, {"result.0.w": SPLIT}), traced, mesh)
+plan = hand_plan(traced, mesh, {}, {"state.w": SPLIT, "batch": ROWS}, {"result.0.w": SPLIT})
+step = apply(plan, traced, mesh)
 state = step.put(arguments()[0])
 for _ in range(2):
     state, out = step(state, *arguments()[1:])
