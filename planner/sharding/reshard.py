@@ -1,11 +1,14 @@
 """Reshard: the collectives that take a value from one spec to another.
 
-    permute      an axis gives its dim to another axis, or the axes of a dim change order
-    all_to_all   an axis moves from one dim to another
-    all_gather   an axis leaves; only the minor axes of a dim can be gathered, others are permuted to the end first
-    (slice)      an axis arrives from nowhere: free, and done last
+    permute      every device takes another one's shard: axes give their place to others, or change order
+    all_to_all   axes move from one dim to another
+    all_gather   axes leave a dim
+    (slice)      axes arrive from nowhere: free, and done last
 
-The steps are tried in this order, so that each one moves shards that are as small as they can be.
+The steps are tried in this order, so that each one moves shards that are as small as they can be. Where all
+dims are cut into as many pieces before as after, one permute does it all. An all-to-all and an all-gather
+take the minor axes of a dim only, because shards would not be contiguous otherwise; a permute brings them
+there.
 """
 
 import dataclasses
@@ -17,8 +20,9 @@ from planner.sharding.spec import Spec, axes_of, pieces, ways
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One collective of a reshard. fraction: bytes of the array one group holds (what each device sends, for a
-    permute), as a fraction of the whole value. spec: what it leads to."""
+    """One collective of a reshard, in groups of devices that differ in `axes` only. fraction: bytes of the
+    array one group holds (what each device sends, for a permute), as a fraction of the whole value. spec:
+    what it leads to."""
 
     kind: str
     axes: tuple[str, ...]
@@ -35,74 +39,89 @@ def reshard(source: Spec, target: Spec, sizes: Mapping[str, int]) -> tuple[Step,
 def _steps(source: Spec, target: Spec, size_items: tuple[tuple[str, int], ...]) -> tuple[Step, ...]:
     sizes = dict(size_items)
     steps: list[Step] = []
-    now = _swap(source, target, sizes, steps)
-    now = _reorder(now, target, sizes, steps)
+    if all(ways(mine, sizes) == ways(theirs, sizes) for mine, theirs in zip(source, target, strict=True)):
+        _permute(source, target, sizes, steps)
+        return tuple(steps)
+    now = _permute(source, _arranged(_swapped(source, target, sizes), target), sizes, steps)
     now = _move(now, target, sizes, steps)
     now = _gather(now, target, sizes, steps)
-    _slice(now, target, sizes, steps)
+    _permute(_slice(now, target), target, sizes, steps)
     return tuple(steps)
 
 
-def _swap(now: Spec, target: Spec, sizes: Mapping[str, int], steps: list[Step]) -> Spec:
-    """Axes of equal size that replace each other on a dim: one permute of the shard."""
+def _permute(now: Spec, then: Spec, sizes: Mapping[str, int], steps: list[Step]) -> Spec:
+    """One permute from `now` to `then`, which cut every dim into as many pieces; none if they are equal."""
+    if now != then:
+        before, after = _places(now, sizes), _places(then, sizes)
+        moved = tuple(axis for axis in sizes if before.get(axis) != after.get(axis))
+        steps.append(Step("permute", moved, 1 / pieces(now, sizes), then))
+    return then
+
+
+def _places(spec: Spec, sizes: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """The dim of each axis, and how many shards further its next coordinate lies. Devices that trade shards
+    have the same coordinate on an axis that keeps its place."""
+    return {axis: (d, ways(dim[i + 1 :], sizes)) for d, dim in enumerate(spec) for i, axis in enumerate(dim)}
+
+
+def _swapped(now: Spec, target: Spec, sizes: Mapping[str, int]) -> Spec:
+    """Axes that leave a dim replaced by axes of equal size that arrive on it from nowhere."""
     have, want = set(axes_of(now)), set(axes_of(target))
-    dims = [list(dim) for dim in now]
-    for d, (mine, theirs) in enumerate(zip(now, target, strict=True)):
-        for place, (a, b) in enumerate(zip(mine, theirs, strict=False)):
-            if a != b and a not in want and b not in have and sizes[a] == sizes[b]:
-                dims[d][place] = b
-    swapped = tuple(tuple(dim) for dim in dims)
-    if swapped != now:
-        moved = tuple(a for a, b in zip(axes_of(now), axes_of(swapped), strict=True) if a != b)
-        steps.append(Step("permute", moved, 1 / pieces(now, sizes), swapped))
-    return swapped
+    dims = []
+    for mine, theirs in zip(now, target, strict=True):
+        arriving = [b for b in theirs if b not in have]
+        dim = list(mine)
+        for place, a in enumerate(mine):
+            b = next((b for b in arriving if sizes[b] == sizes[a]), None)
+            if a not in want and b is not None:
+                dim[place] = b
+                arriving.remove(b)
+        dims.append(tuple(dim))
+    return tuple(dims)
 
 
-def _reorder(now: Spec, target: Spec, sizes: Mapping[str, int], steps: list[Step]) -> Spec:
-    """Axes that stay on a dim must come first and in the target's order: one permute of the shard."""
-    ordered = []
+def _arranged(now: Spec, target: Spec) -> Spec:
+    """On each dim first the axes that stay, in the target's order, then those that leave, then those that
+    move to another dim, the next to move last."""
+    home = {axis: (-d, place) for d, dim in enumerate(target) for place, axis in enumerate(dim)}
+    dims = []
     for mine, theirs in zip(now, target, strict=True):
         stay = tuple(a for a in theirs if a in mine)
-        ordered.append(stay + tuple(a for a in mine if a not in stay))
-    result = tuple(ordered)
-    if result != now:
-        moved = tuple(a for mine, new in zip(now, result, strict=True) if mine != new for a in mine)
-        steps.append(Step("permute", moved, 1 / pieces(now, sizes), result))
-    return result
+        leave = tuple(a for a in mine if a not in home)
+        move = sorted((a for a in mine if a in home and a not in theirs), key=home.__getitem__)
+        dims.append((*stay, *leave, *move))
+    return tuple(dims)
 
 
 def _move(now: Spec, target: Spec, sizes: Mapping[str, int], steps: list[Step]) -> Spec:
-    """Axes that change dims: one all-to-all for each pair of dims."""
-    dims = list(now)
+    """Axes that change dims: one all-to-all for each pair of dims. They arrive as minor axes of their new
+    dim, and are put in order before the next step."""
     for d, theirs in enumerate(target):
-        for source in range(len(dims)):
-            moving = tuple(a for a in dims[source] if a in theirs) if source != d else ()
-            if not moving:
+        for source in range(len(target)):
+            moving = tuple(a for a in theirs if a in now[source])
+            if source == d or not moving:
                 continue
-            before = pieces(tuple(dims), sizes)
-            dims[source] = tuple(a for a in dims[source] if a not in moving)
-            dims[d] = dims[d] + moving
-            steps.append(Step("all_to_all", moving, ways(moving, sizes) / before, tuple(dims)))
-    return _reorder(tuple(dims), target, sizes, steps)
+            dims = list(now)
+            dims[source] = dims[source][: -len(moving)]
+            dims[d] += moving
+            moved = tuple(dims)
+            steps.append(Step("all_to_all", moving, ways(moving, sizes) / pieces(now, sizes), moved))
+            now = _permute(moved, _arranged(moved, target), sizes, steps)
+    return now
 
 
 def _gather(now: Spec, target: Spec, sizes: Mapping[str, int], steps: list[Step]) -> Spec:
     """Axes that leave: one all-gather for each dim."""
-    dims = list(now)
     for d, theirs in enumerate(target):
-        leaving = tuple(a for a in dims[d] if a not in theirs)
+        leaving = tuple(a for a in now[d] if a not in theirs)
         if leaving:
-            dims[d] = tuple(a for a in dims[d] if a in theirs)
-            after = tuple(dims)
-            steps.append(Step("all_gather", leaving, 1 / pieces(after, sizes), after))
-    return tuple(dims)
+            now = (*now[:d], now[d][: -len(leaving)], *now[d + 1 :])
+            steps.append(Step("all_gather", leaving, 1 / pieces(now, sizes), now))
+    return now
 
 
-def _slice(now: Spec, target: Spec, sizes: Mapping[str, int], steps: list[Step]) -> None:
-    """Axes that arrive from nowhere are sliced off; as major axes of a dim they need a permute of the shard."""
-    arrived = tuple(
+def _slice(now: Spec, target: Spec) -> Spec:
+    """Axes that arrive from nowhere, as the minor axes of their dim. No device needs another for it."""
+    return tuple(
         mine + tuple(a for a in theirs if a not in mine) for mine, theirs in zip(now, target, strict=True)
     )
-    if arrived != target:
-        moved = tuple(a for mine, new in zip(arrived, target, strict=True) if mine != new for a in mine)
-        steps.append(Step("permute", moved, 1 / pieces(target, sizes), target))
