@@ -3,8 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from planner.cost.problem import Choice, Problem, cost_of, peak_of
+from planner.cost.problem import Choice, Problem, cost_of
 from planner.solvers.interning import Interner
+from planner.solvers.memory import solve_within
 from planner.solvers.network import network_of
 from planner.solvers.pruning import minimise
 
@@ -12,14 +13,15 @@ from planner.solvers.pruning import minimise
 def solve(
     problem: Problem, *, seconds: float = 60.0, seed: int = 0, starts: Sequence[Sequence[int]] = ()
 ) -> Choice:
-    """The best choice found in `seconds`. starts: full choices to begin with, such as the named schemes'."""
+    """The best choice found in `seconds`: never worse than any of `starts` that fits the memory limit.
+
+    starts: full choices to begin with, such as the named schemes'. `seed` is not used: nothing is random.
+    Interrupting it (KeyboardInterrupt) gives the best choice so far with its bound."""
     del seed
-    began = time.monotonic()
+    deadline = time.monotonic() + seconds
     intern = Interner()
+    network = network_of(problem, intern)
     first = min((tuple(start) for start in starts), key=lambda start: cost_of(problem, start), default=None)
-    found = minimise(network_of(problem, intern), intern, start=first, deadline=began + seconds)
-    cost, peak = cost_of(problem, found.choice), peak_of(problem, found.choice)
-    if found.bound >= found.value:
-        return Choice(found.choice, cost, cost, peak, "exact")
-    gap = f"gap {100 * (found.value - found.bound) / found.value:.2f}%"
-    return Choice(found.choice, cost, min(cost, found.bound), peak, gap)
+    free = minimise(network, intern, start=first, deadline=deadline)
+    free = type(free)(free.choice, free.value, free.bound - network.rounding, free.complete)
+    return solve_within(problem, free, starts, deadline)

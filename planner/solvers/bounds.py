@@ -14,9 +14,10 @@ and the update of the edges that leave v in the direction of the walk is
 The network is a sum of monotonic chains, n_v through node v, and the bound is the sum of their minima; it
 never falls. When the walk stands at v, hat_v / n_v is the min-marginal of each chain through v, so
 
-    every choice with x_v = a has a value  >=  bound + hat_v[a] - min hat_v
+    every choice with x_v = a has a value  >=  bound then + hat_v[a] - min hat_v
 
-which is what strategies are dropped by. Messages live on classes of strategies (`planner.solvers.factors`).
+which is what strategies are dropped by; the bound of that moment is no lower than that before
+the walk. Messages live on classes of strategies (`planner.solvers.factors`).
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ Runs = tuple[Map, Map] | None  # strategies sorted by class, and where each clas
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """One edge seen from one end. classes, runs: of this end's strategies. table: [other's class, this end's].
+    """One edge seen from one end. classes, runs: of its strategies. table: [other's class, this end's].
     inward, outward: the numbers of the messages from and to the other end."""
 
     classes: Map
@@ -45,8 +46,9 @@ class _Side:
 
 
 class Messages:
-    """The state of the walk. later[v], earlier[v]: the edges to higher and to lower nodes. excess[v][a]: by
-    how much, at least, a choice with x_v = a exceeds `bound` (after a backward walk)."""
+    """The state of the walk. later[v], earlier[v]: the edges to higher and to lower nodes. bound: of the
+    minimum. base: the bound before the last walk. excess[v][a]: by how much, at least, the value of a choice
+    with x_v = a exceeds `base`. Every node needs a strategy that is allowed."""
 
     def __init__(self, network: Network, intern: Interner) -> None:
         count = len(network.unary)
@@ -55,7 +57,7 @@ class Messages:
         self.later: list[list[_Side]] = [[] for _ in range(count)]
         self.earlier: list[list[_Side]] = [[] for _ in range(count)]
         self.messages: list[Floats] = []
-        self.bound = -np.inf
+        self.bound = self.base = -np.inf
         self.excess: list[Floats] = [np.zeros(len(costs)) for costs in network.unary]
         for (u, w), factor in network.pairs.items():
             turned, table = _finite(factor, wall, intern)
@@ -71,6 +73,7 @@ class Messages:
 
 def walk(state: Messages) -> None:
     """One forward and one backward walk; improves `bound` and renews `excess`."""
+    state.base = state.bound
     for v in state.nodes:
         hat = _hat(state, v)
         _send(state, state.later[v], (hat - hat.min()) * state.share[v])

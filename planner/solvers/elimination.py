@@ -57,7 +57,7 @@ class Bucket:
 
 class Elimination:
     """A network while nodes are taken out of it. unary: of the nodes left; factors[v]: those that name v, by
-    scope; buckets: of the nodes gone, in order; constant: the minima taken off."""
+    scope; buckets: of the nodes gone, in order; least[v]: the minimum that was taken off with v."""
 
     def __init__(self, network: Network, intern: Interner) -> None:
         self.intern = intern
@@ -66,7 +66,8 @@ class Elimination:
         for factor in network.pairs.values():
             _insert(self.factors, factor, intern)
         self.buckets: list[Bucket] = []
-        self.constant = self.entries = 0.0
+        self.least: dict[int, float] = {}
+        self.entries = 0.0
         self.products = self.recalled = 0
 
 
@@ -93,6 +94,8 @@ def solve(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> Choice:
 
 def _answer(problem: Problem, choice: tuple[int, ...], bound: float, stopped: str) -> Choice:
     cost, peak = cost_of(problem, choice), peak_of(problem, choice)
+    if not np.isfinite(cost) and stopped == "exact":
+        stopped = "no choice is allowed: every choice has a forbidden pair"
     if peak > problem.usage_limit:
         stopped += ", without the memory limit, which this choice exceeds"
     return Choice(choice, cost, min(bound, cost), peak, stopped)
@@ -109,7 +112,7 @@ def eliminate(network: Network, order: Order, intern: Interner, *, deadline: flo
     for v in order.nodes:
         take_out(state, v, deadline)
     choice = go_back(state.buckets, [0] * len(network.unary))
-    return Eliminated(state.constant, choice, state.entries, state.products, state.recalled)
+    return Eliminated(sum(state.least.values()), choice, state.entries, state.products, state.recalled)
 
 
 def take_out(state: Elimination, v: int, deadline: float = np.inf) -> None:
@@ -126,7 +129,7 @@ def take_out(state: Elimination, v: int, deadline: float = np.inf) -> None:
             state.factors[w].pop(factor.scope, None)
     state.recalled, state.products = state.recalled + known, state.products + (not known)
     state.entries += 0.0 if known else size
-    state.constant += least
+    state.least[v] = least
     if len(scope) == 1:
         w = scope[0]
         sum_key = ("unary", id(state.unary[w]), id(message), id(maps[0]))

@@ -31,25 +31,22 @@ def fold(
 ) -> Folded:
     """Eliminates all nodes of degree 2 or less whose fold computes at most `entries`; lowest degree first."""
     state = Elimination(network, intern)
-    gone: dict[int, float] = {}
     heap = [(_degree(state, v), v) for v in range(len(network.unary))]
     heapq.heapify(heap)
     while heap:
         degree, v = heapq.heappop(heap)
-        if v in gone or degree > 2 or degree != _degree(state, v) or _work(state, v) > entries:
+        if v in state.least or degree > 2 or degree != _degree(state, v) or _work(state, v) > entries:
             continue
         others = sorted({w for scope in state.factors[v] for w in scope} - {v})
-        before = state.constant
         take_out(state, v, deadline)
-        gone[v] = state.constant - before
         for w in others:
             heapq.heappush(heap, (_degree(state, w), w))
-    unary = tuple(
-        intern(np.array([gone[v]])) if v in gone else state.unary[v] for v in range(len(state.unary))
-    )
+    unary = list(state.unary)
+    for v, least in state.least.items():
+        unary[v] = intern(np.array([least]))
     pairs = {scope: f for of_node in state.factors for scope, f in of_node.items() if len(scope) == 2}
     ordered = {(u, w): pairs[u, w] for u, w in sorted(pairs)}
-    return Folded(Network(unary, ordered, network.rounding), tuple(state.buckets))
+    return Folded(Network(tuple(unary), ordered, network.rounding), tuple(state.buckets))
 
 
 def unfold(folded: Folded, choice: tuple[int, ...]) -> tuple[int, ...]:

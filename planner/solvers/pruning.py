@@ -1,7 +1,7 @@
 """Minimising a network whose elimination is too large as it stands: bound, prune, eliminate what is left.
 
     1  fold nodes of degree 2 or less                                               planner.solvers.folding
-    2  bound by message passing: bound, and excess_v[a] for every strategy          planner.solvers.bounds
+    2  bound by message passing, with the excess over it of every strategy          planner.solvers.bounds
     3  keep the strategies with excess_v[a] <= d, eliminate exactly: a choice of value V
     4  a better choice than V may use only strategies with excess <= V - bound. So if V - bound <= d the
        choice is optimal; if not, go to 3 with a larger d, at most V - bound, which settles it
@@ -69,6 +69,8 @@ def _level(search: _Search, network: Network, best: Minimum, level: int) -> Mini
     small = folded.network
     inner = tuple(c if len(costs) > 1 else 0 for c, costs in zip(best.choice, small.unary, strict=True))
     found = Minimum(inner, value_of(small, inner), max(best.bound, simple_bound(small)))
+    if not np.isfinite(found.bound):  # every strategy of some node is forbidden
+        return _unfolded(folded, found, network, best)
     state = Messages(small, search.intern)
     try:
         found = _settle(search, small, state, found, level)
@@ -95,10 +97,10 @@ def _settle(search: _Search, small: Network, state: Messages, found: Minimum, le
         if tried is None:
             break
         found = _better(small, kept, tried, found)
-        if found.value - found.bound <= width or sum(map(len, kept)) == sum(small.sizes):
+        if found.value - state.base <= width or sum(map(len, kept)) == sum(small.sizes):
             return dataclasses.replace(found, bound=found.value)
-        width = min(WIDER * width, _gap(found))
-    kept = _near(state, found.choice, _gap(found))
+        width = min(WIDER * width, _gap(found, state))
+    kept = _near(state, found.choice, _gap(found, state))
     part = restricted(small, kept, search.intern)
     tried = _eliminated(search, part, THOROUGH)
     if tried is not None:
@@ -114,9 +116,9 @@ def _settle(search: _Search, small: Network, state: Messages, found: Minimum, le
     )
 
 
-def _gap(found: Minimum) -> float:
-    """The gap, a little wider, for the rounding of the messages' sums."""
-    return (found.value - found.bound) + NARROW * abs(found.bound)
+def _gap(found: Minimum, state: Messages) -> float:
+    """What excesses are held against, a little wider, for the rounding of the messages' sums."""
+    return (found.value - state.base) + NARROW * abs(state.base)
 
 
 def _tighten(state: Messages, deadline: float) -> float:

@@ -1,0 +1,93 @@
+"""Ledger: a choice with its usage over time, and what changing a few nodes would cost and use."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from planner.cost.problem import Problem, Usage, cost_of, usage_over_time
+
+Changes = Mapping[int, int]  # node -> its new strategy
+
+
+class Ledger:
+    """choice: one strategy per node. usage: bytes at every time. cost: of the choice."""
+
+    def __init__(self, problem: Problem, choice: tuple[int, ...]) -> None:
+        self.problem = problem
+        self.choice = list(choice)
+        self.usage = usage_over_time(problem, choice)
+        self.cost = cost_of(problem, choice)
+        self.edges_of: list[list[int]] = [[] for _ in choice]
+        for edge, (u, w) in enumerate(problem.edges):
+            self.edges_of[u].append(edge)
+            if w != u:
+                self.edges_of[w].append(edge)
+        self.held_by_node: dict[int, list[Usage]] = {}
+        self.held_by_edge: dict[int, list[Usage]] = {}
+        for of, usages in (
+            (self.held_by_node, problem.node_usages),
+            (self.held_by_edge, problem.edge_usages),
+        ):
+            for usage in usages:
+                if usage.last > usage.first:
+                    of.setdefault(usage.of, []).append(usage)
+
+
+def cost_change(ledger: Ledger, changes: Changes) -> float:
+    """By how much the cost would rise."""
+    problem, rise = ledger.problem, 0.0
+    for v, c in changes.items():
+        rise += float(problem.node_costs[v][c] - problem.node_costs[v][ledger.choice[v]])
+    for edge in _touched(ledger, changes):
+        u, w = problem.edges[edge]
+        table = problem.edge_costs[edge]
+        rise += float(table[_new(ledger, changes, u), _new(ledger, changes, w)])
+        rise -= float(table[ledger.choice[u], ledger.choice[w]])
+    return rise
+
+
+def changed_usage(ledger: Ledger, changes: Changes) -> tuple[int, int, np.ndarray]:
+    """The usage after the changes, on the times [first, last) where it may differ."""
+    moves: list[tuple[int, int, float]] = []
+    for v, c in changes.items():
+        for usage in ledger.held_by_node.get(v, ()):
+            moves.append((usage.first, usage.last, float(usage.bytes[c] - usage.bytes[ledger.choice[v]])))
+    for edge in _touched(ledger, changes):
+        u, w = ledger.problem.edges[edge]
+        for usage in ledger.held_by_edge.get(edge, ()):
+            after = usage.bytes[_new(ledger, changes, u), _new(ledger, changes, w)]
+            moves.append(
+                (usage.first, usage.last, float(after - usage.bytes[ledger.choice[u], ledger.choice[w]]))
+            )
+    moves = [move for move in moves if move[2] != 0.0]
+    if not moves:
+        return 0, 0, np.zeros(0)
+    first, last = min(move[0] for move in moves), max(move[1] for move in moves)
+    after = ledger.usage[first:last].copy()
+    for begin, end, more in moves:
+        after[begin - first : end - first] += more
+    return first, last, after
+
+
+def fits(ledger: Ledger, changes: Changes) -> bool:
+    """Whether the limit holds wherever the changes raise the usage."""
+    first, last, after = changed_usage(ledger, changes)
+    over = after > ledger.problem.usage_limit
+    return not bool((over & (after > ledger.usage[first:last])).any())
+
+
+def apply(ledger: Ledger, changes: Changes) -> None:
+    """Makes the changes."""
+    first, last, after = changed_usage(ledger, changes)
+    ledger.cost += cost_change(ledger, changes)
+    ledger.usage[first:last] = after
+    for v, c in changes.items():
+        ledger.choice[v] = c
+
+
+def _touched(ledger: Ledger, changes: Changes) -> list[int]:
+    return sorted({edge for v in changes for edge in ledger.edges_of[v]})
+
+
+def _new(ledger: Ledger, changes: Changes, v: int) -> int:
+    return changes.get(v, ledger.choice[v])

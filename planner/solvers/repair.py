@@ -1,0 +1,146 @@
+"""Closing the gap that the multipliers leave between the best choice that fits and the bound.
+
+relink     a cheaper choice that does not fit differs from the best one in some nodes; each connected group
+           of them is switched if that saves cost and still fits, the largest saving first
+descend    single nodes are switched while that saves cost and fits
+settle     with L the bound at the best prices, a strategy whose excess in that network is more than
+           V - L is in no better choice; if few enough are left, HiGHS solves what is left exactly
+"""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.problem import Floats, Problem, Usage, cost_of, peak_of
+from planner.solvers import ilp
+from planner.solvers.bounds import Messages, walk
+from planner.solvers.interning import Interner
+from planner.solvers.ledger import Ledger, apply, cost_change, fits
+from planner.solvers.network import network_of
+
+WALKS = 40
+SWEEPS = 4
+MOST_COLUMNS = 30_000  # of an integer programme that is tried
+HIGHS_SHARE = 0.5  # of the time that is left
+
+
+def improved(
+    problem: Problem,
+    prices: Floats,
+    bound: float,
+    seen: Sequence[tuple[int, ...]],
+    best: tuple[int, ...],
+    deadline: float,
+) -> tuple[tuple[int, ...], float]:
+    """A choice that fits and costs no more than `best`, and a proven bound no lower than `bound`."""
+    try:
+        for other in seen:
+            if cost_of(problem, other) < cost_of(problem, best):
+                best = relinked(problem, best, other)
+        kept, low = _kept(problem, prices, cost_of(problem, best), deadline)
+        bound = max(bound, low)
+        best = descended(problem, best, kept, deadline)
+        return _settled(problem, kept, bound, best, deadline)
+    except KeyboardInterrupt:
+        return best, bound
+
+
+def relinked(problem: Problem, best: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """`best`, with the groups of `other` that save cost and fit."""
+    ledger = Ledger(problem, best)
+    groups = [{v: other[v] for v in group} for group in _groups(problem, best, other)]
+    rises = [cost_change(ledger, changes) for changes in groups]
+    for index in np.argsort(rises, kind="stable"):
+        changes = groups[int(index)]
+        if cost_change(ledger, changes) < 0.0 and fits(ledger, changes):
+            apply(ledger, changes)
+    return tuple(ledger.choice)
+
+
+def _groups(problem: Problem, best: Sequence[int], other: Sequence[int]) -> list[list[int]]:
+    """The nodes where two choices differ, in groups joined by edges."""
+    differ = {v for v, (a, b) in enumerate(zip(best, other, strict=True)) if a != b}
+    near: dict[int, list[int]] = {v: [] for v in differ}
+    for u, w in problem.edges:
+        if u in differ and w in differ:
+            near[u].append(w)
+            near[w].append(u)
+    groups: list[list[int]] = []
+    while differ:
+        ahead = [min(differ)]
+        differ.discard(ahead[0])
+        for v in ahead:
+            fresh = [w for w in near[v] if w in differ]
+            differ.difference_update(fresh)
+            ahead.extend(dict.fromkeys(fresh))
+        groups.append(sorted(ahead))
+    return groups
+
+
+def descended(
+    problem: Problem, best: tuple[int, ...], kept: Sequence[NDArray[np.intp]], deadline: float
+) -> tuple[int, ...]:
+    """The choice after switching single nodes, among the strategies kept, while that saves cost and fits."""
+    ledger = Ledger(problem, best)
+    for _ in range(SWEEPS):
+        before = ledger.cost
+        for v, strategies in enumerate(kept):
+            if time.monotonic() > deadline:
+                return tuple(ledger.choice)
+            costs = (
+                {int(a): cost_change(ledger, {v: int(a)}) for a in strategies} if len(strategies) > 1 else {}
+            )
+            for a in sorted((a for a in costs if costs[a] < 0.0), key=lambda a: (costs[a], a)):
+                if fits(ledger, {v: a}):
+                    apply(ledger, {v: a})
+                    break
+        if ledger.cost >= before:
+            break
+    return tuple(ledger.choice)
+
+
+def _kept(
+    problem: Problem, prices: Floats, value: float, deadline: float
+) -> tuple[list[NDArray[np.intp]], float]:
+    """The strategies that a choice of less than `value` may use, and the bound that proves it."""
+    network = network_of(problem, Interner(), prices)
+    state = Messages(network, Interner())
+    for _ in range(WALKS):
+        before = state.bound
+        walk(state)
+        if state.bound - before <= 1e-8 * abs(state.bound) or time.monotonic() > deadline:
+            break
+    taken = network.rounding + problem.usage_limit * float(prices.sum())
+    return [
+        np.flatnonzero(excess <= value - (state.base - taken)) for excess in state.excess
+    ], state.bound - taken
+
+
+def _settled(
+    problem: Problem, kept: list[NDArray[np.intp]], bound: float, best: tuple[int, ...], deadline: float
+) -> tuple[tuple[int, ...], float]:
+    kept = [np.union1d(k, [c]) for k, c in zip(kept, best, strict=True)]
+    columns = sum(len(k) for k in kept) + sum(len(kept[u]) * len(kept[w]) for u, w in problem.edges)
+    seconds = HIGHS_SHARE * (deadline - time.monotonic())
+    if columns > MOST_COLUMNS or seconds <= 0.0:
+        return best, bound
+    found = ilp.solve(narrowed(problem, kept), seconds=seconds)
+    choice = tuple(int(k[c]) for k, c in zip(kept, found.choice, strict=True))
+    if peak_of(problem, choice) <= problem.usage_limit and cost_of(problem, choice) < cost_of(problem, best):
+        best = choice
+    return best, max(bound, min(found.lower_bound, cost_of(problem, best)))
+
+
+def narrowed(problem: Problem, kept: Sequence[NDArray[np.intp]]) -> Problem:
+    """The problem with only the strategies kept[v] of each node."""
+    ends = [np.ix_(kept[u], kept[w]) for u, w in problem.edges]
+    return dataclasses.replace(
+        problem,
+        node_costs=tuple(costs[k] for costs, k in zip(problem.node_costs, kept, strict=True)),
+        edge_costs=tuple(table[at] for table, at in zip(problem.edge_costs, ends, strict=True)),
+        node_usages=tuple(Usage(u.of, u.first, u.last, u.bytes[kept[u.of]]) for u in problem.node_usages),
+        edge_usages=tuple(Usage(u.of, u.first, u.last, u.bytes[ends[u.of]]) for u in problem.edge_usages),
+    )
