@@ -1,7 +1,8 @@
 """Checks of what the user asked for, before any work is done: batch, schemes, pins, meshes."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from meshes.machine import Machine
@@ -10,20 +11,22 @@ from planner.errors import InputError, PinError
 from planner.graph.coarsen import Coarse
 from planner.graph.graph import Graph
 from planner.graph.labels import batch_extent
+from planner.search import SOLVERS
 from planner.sharding.named import SCHEMES
 from planner.sharding.spec import Spec, axes_of, show, ways
-from planner.search import SOLVERS
 
 
 def check_names(schemes: Sequence[str] | None, solver: str, memory_fraction: float) -> None:
     """Raises InputError for a scheme or solver that does not exist, or a fraction outside (0, 1]."""
+    if isinstance(schemes, str):
+        raise InputError(f"schemes is the text {schemes!r}; give a list of names, like [{schemes!r}].")
     for name in schemes or ():
         if name not in SCHEMES:
             raise InputError(f"There is no scheme {name!r}; choose among {', '.join(SCHEMES)}.")
     if solver not in SOLVERS:
         raise InputError(f"There is no solver {solver!r}; choose one of {', '.join(SOLVERS)}.")
-    if not 0 < memory_fraction <= 1:
-        raise InputError(f"memory_fraction is {memory_fraction}; give a part of the memory, like 0.9.")
+    if not isinstance(memory_fraction, numbers.Real) or not 0 < memory_fraction <= 1:
+        raise InputError(f"memory_fraction is {memory_fraction!r}; give a part of the memory, like 0.9.")
 
 
 def check_batch(graph: Graph, machine: Machine, fixed: bool) -> None:
@@ -34,17 +37,20 @@ def check_batch(graph: Graph, machine: Machine, fixed: bool) -> None:
     batch = batch_extent(graph)
     if batch is None or fixed or batch < machine.devices or batch % machine.devices == 0:
         return
-    below, above = (batch // machine.devices) * machine.devices, -(-batch // machine.devices) * machine.devices
+    below = batch - batch % machine.devices
     raise InputError(
         f"The batch has {batch} examples, which {machine.devices} devices cannot share evenly. "
-        f"Use {below} or {above} examples, or fix a mesh with an axis that divides {batch} (mesh=)."
+        f"Use {below} or {below + machine.devices} examples, or fix a mesh with an axis that divides {batch} "
+        "(mesh=)."
     )
 
 
 def spec_from(given: Any, rank: int, name: str) -> Spec:
     """A spec from a PartitionSpec or a tuple of axes per dim; dims left out at the end are whole."""
-    if isinstance(given, str):
-        raise PinError(f"The pin {name!r} is {given!r}; give a PartitionSpec, such as P('x', None).")
+    if not isinstance(given, Iterable) or isinstance(given, str) or not all(_is_dim(dim) for dim in given):
+        raise PinError(
+            f"The pin {name!r} is {given!r}; give a PartitionSpec of axis names, such as P('x', None)."
+        )
     dims = tuple((axes,) if isinstance(axes, str) else tuple(axes or ()) for axes in given)
     if len(dims) > rank:
         raise PinError(
@@ -57,36 +63,58 @@ def spec_from(given: Any, rank: int, name: str) -> Spec:
     return spec
 
 
+def _is_dim(given: Any) -> bool:
+    """Whether this is one entry of a PartitionSpec: nothing, an axis, or several."""
+    several = isinstance(given, (tuple, list)) and all(isinstance(axis, str) for axis in given)
+    return given is None or isinstance(given, str) or several
+
+
 def pinned_nodes(graph: Graph, coarse: Coarse, pins: Mapping[str, Any]) -> dict[int, Spec]:
-    """Node id -> spec of every argument that a pin names. Raises PinError for a pin that names none."""
+    """Node id -> spec of every argument that a pin names; where several do, the last one holds.
+
+    Raises PinError for a pin that names none, or that splits a single element.
+    """
+    if not isinstance(pins, Mapping):
+        raise PinError(
+            f"pins is {pins!r}; give a dict of paths and PartitionSpecs, like {{'batch.*': P('x')}}."
+        )
     pinned: dict[int, Spec] = {}
     for pattern, given in pins.items():
         matches = [leaf for leaf in graph.arguments if fnmatch.fnmatchcase(leaf.path, pattern)]
         if not matches:
             raise PinError(
-                f"The pin {pattern!r} matches no argument. Paths look like {_examples(graph)}; * stands for any text."
+                f"The pin {pattern!r} matches no argument. Paths look like {_examples(graph)}; "
+                "* stands for any text."
             )
         for leaf in matches:
             spec = spec_from(given, len(graph.values[leaf.value].shape), pattern)
             if leaf.value in coarse.home:
                 pinned[coarse.home[leaf.value][0]] = spec
+            elif axes_of(spec):
+                raise PinError(
+                    f"The pin {pattern!r} = {show(spec)} splits {leaf.path}, which is a single element. "
+                    "Leave it out of the pin."
+                )
     return pinned
 
 
 def _examples(graph: Graph) -> str:
-    paths = [leaf.path for leaf in graph.arguments]
-    return " or ".join(repr(path) for path in (paths[0], paths[-1])) if paths else "nothing: the step has no arguments"
+    paths = [repr(leaf.path) for leaf in graph.arguments]
+    return " or ".join((paths[0], paths[-1])) if paths else "nothing: the step has no arguments"
 
 
 def usable_meshes(
     meshes: Sequence[LogicalMesh], graph: Graph, coarse: Coarse, pins: Mapping[int, Spec]
 ) -> tuple[LogicalMesh, ...]:
-    """The meshes on which all pins can hold. Raises PinError if there is none, saying why for the first mesh."""
+    """The meshes on which all pins can hold.
+
+    Raises PinError if there is none, saying why not on the mesh with the most axes.
+    """
     problems = {mesh: _pin_problem(mesh, graph, coarse, pins) for mesh in meshes}
     usable = tuple(mesh for mesh, problem in problems.items() if not problem)
     if usable:
         return usable
-    raise PinError(next(iter(problems.values())))
+    raise PinError(problems[max(problems, key=lambda mesh: len(mesh.axes))])
 
 
 def _pin_problem(mesh: LogicalMesh, graph: Graph, coarse: Coarse, pins: Mapping[int, Spec]) -> str:
@@ -106,6 +134,7 @@ def _pin_problem(mesh: LogicalMesh, graph: Graph, coarse: Coarse, pins: Mapping[
             if extent % count:
                 return (
                     f"The pin {show(spec)} does not divide {path}: dim {dim} has {extent} elements, which "
-                    f"{count} pieces cannot share evenly. Pin another dim, or choose a size that {count} divides."
+                    f"{count} pieces cannot share evenly. "
+                    f"Pin another dim, or choose a size that {count} divides."
                 )
     return ""
