@@ -69,6 +69,14 @@ def changed_usage(ledger: Ledger, changes: Changes) -> tuple[int, int, np.ndarra
     return first, last, after
 
 
+def excess_change(ledger: Ledger, changes: Changes) -> float:
+    """By how much the bytes above the limit, summed over all times, would rise."""
+    first, last, after = changed_usage(ledger, changes)
+    limit = ledger.problem.usage_limit
+    before = ledger.usage[first:last]
+    return float(np.maximum(after - limit, 0.0).sum() - np.maximum(before - limit, 0.0).sum())
+
+
 def fits(ledger: Ledger, changes: Changes) -> bool:
     """Whether the limit holds wherever the changes raise the usage."""
     first, last, after = changed_usage(ledger, changes)

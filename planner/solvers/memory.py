@@ -24,11 +24,12 @@ from planner.cost.problem import Choice, Floats, Problem, cost_of, usage_over_ti
 from planner.solvers.interning import Interner
 from planner.solvers.network import network_of
 from planner.solvers.pruning import Minimum, minimise
-from planner.solvers.repair import improved
+from planner.solvers.repair import by_programme, eased, improved
 
 ROUNDING = 1e-9  # a relative gap that is put down to floating point
 CLOSE = 1e-6  # a relative gap between L and its planes at which L counts as highest
 ROUNDS = 60
+EASED = 3  # choices that are tried to be made to fit, when none did
 FIRST_BOX, LAST_BOX, GROWTH = 0.02, 1e5, 8.0  # the highest price, in cost per peak of the free minimum
 
 
@@ -66,16 +67,19 @@ def solve_within(problem: Problem, free: Minimum, starts: Iterable[Sequence[int]
     fits = [one for one in seen if one.peak <= problem.usage_limit and np.isfinite(one.cost)]
     if not fits:
         return _nothing_fits(problem, seen, dual, deadline)
+    return _narrowed(problem, seen, fits, dual, deadline)
+
+
+def _narrowed(
+    problem: Problem, seen: Sequence[Seen], fits: Sequence[Seen], dual: _Dual, deadline: float
+) -> Choice:
+    """The answer, after closing what gap can be closed. fits: those of `seen` that do, at least one."""
     best = min(fits, key=lambda one: one.cost)
-    if dual.complete and best.cost - dual.bound > CLOSE * best.cost:
-        choice, bound = improved(
-            problem, dual.prices, dual.bound, [one.choice for one in seen], best.choice, deadline
-        )
-        seen.append(see(problem, choice))
-        dual = dataclasses.replace(dual, bound=max(dual.bound, bound))
-    return _answer(
-        problem, [one for one in seen if one.peak <= problem.usage_limit], dual.bound, dual.complete
-    )
+    if not dual.complete or best.cost - dual.bound <= ROUNDING * best.cost:
+        return _answer(problem, fits, dual.bound, dual.complete)
+    others = [one.choice for one in seen]
+    choice, bound = improved(problem, dual.prices, dual.bound, others, best.choice, deadline)
+    return _answer(problem, [*fits, see(problem, choice)], max(dual.bound, bound), dual.complete)
 
 
 def see(problem: Problem, choice: tuple[int, ...]) -> Seen:
@@ -153,21 +157,33 @@ def _highest(
 
 
 def _nothing_fits(problem: Problem, seen: Sequence[Seen], dual: _Dual, deadline: float) -> Choice:
-    """The least peak that was found, and what is proven about the least peak there is."""
-    least = min(seen, key=lambda one: (not np.isfinite(one.cost), one.peak, one.cost))
+    """Looks harder for a choice that fits; else the least peak found, and what is proven about the least."""
+    least = min(seen, key=_by_peak)
     bound, choice = least_usage(problem, int(least.usage.argmax()), deadline)
-    other = see(problem, choice)
-    if np.isfinite(other.cost) and other.peak < least.peak:
-        least = other
-    if least.peak <= problem.usage_limit:
-        return _answer(problem, [least], dual.bound, dual.complete)
+    tried = [*seen, see(problem, choice)]
+    proven = bound > problem.usage_limit
+    if not proven:
+        allowed = sorted((one for one in tried if np.isfinite(one.cost)), key=_by_peak)[:EASED]
+        tried += [see(problem, eased(problem, one.choice, deadline)) for one in allowed]
+    if not proven and all(one.peak > problem.usage_limit for one in tried):
+        found = by_programme(problem, deadline)
+        if found is not None:
+            tried.append(see(problem, found[0]))
+            proven = found[2]
+    fits = [one for one in tried if one.peak <= problem.usage_limit and np.isfinite(one.cost)]
+    if fits:
+        return _narrowed(problem, tried, fits, dual, deadline)
+    least = min(tried, key=_by_peak)
     need = f"the least peak found is {least.peak:.6g} bytes, the limit {problem.usage_limit:.6g}"
-    proven = (
-        f"at least {bound:.6g} are needed" if bound > problem.usage_limit else "not proven to be impossible"
+    more = (
+        f"at least {bound:.6g} are needed" if bound > problem.usage_limit else "none exists, as HiGHS proved"
     )
-    return Choice(
-        least.choice, least.cost, min(dual.bound, least.cost), least.peak, f"no choice fits: {need}; {proven}"
-    )
+    stopped = f"no choice fits: {need}; {more if proven else 'not proven to be impossible'}"
+    return Choice(least.choice, least.cost, min(dual.bound, least.cost), least.peak, stopped)
+
+
+def _by_peak(one: Seen) -> tuple[bool, float, float]:
+    return not np.isfinite(one.cost), one.peak, one.cost
 
 
 def least_usage(problem: Problem, at: int, deadline: float) -> tuple[float, tuple[int, ...]]:

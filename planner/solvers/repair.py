@@ -1,5 +1,6 @@
-"""Closing the gap that the multipliers leave between the best choice that fits and the bound.
+"""Making choices fit the memory, and closing the gap between the best that fits and the bound.
 
+    ease       single nodes are switched while that lowers the bytes above the limit
 relink     a cheaper choice that does not fit differs from the best one in some nodes; each connected group
            of them is switched if that saves cost and still fits, the largest saving first
 descend    single nodes are switched while that saves cost and fits
@@ -18,7 +19,7 @@ from planner.cost.problem import Floats, Problem, Usage, cost_of, peak_of
 from planner.solvers import ilp
 from planner.solvers.bounds import Messages, walk
 from planner.solvers.interning import Interner
-from planner.solvers.ledger import Ledger, apply, cost_change, fits
+from planner.solvers.ledger import Ledger, apply, cost_change, excess_change, fits
 from planner.solvers.network import network_of
 
 WALKS = 40
@@ -102,6 +103,39 @@ def descended(
     return tuple(ledger.choice)
 
 
+def eased(problem: Problem, choice: tuple[int, ...], deadline: float) -> tuple[int, ...]:
+    """The choice after switching single nodes while that lowers the bytes above the limit, each to the
+    strategy that lowers them most for its cost."""
+    ledger = Ledger(problem, choice)
+    for _ in range(SWEEPS):
+        moved = False
+        for v, costs in enumerate(problem.node_costs):
+            if time.monotonic() > deadline or ledger.usage.max(initial=0.0) <= problem.usage_limit:
+                return tuple(ledger.choice)
+            best, best_rate = -1, 0.0
+            for a in range(len(costs)):
+                less, more = -excess_change(ledger, {v: a}), cost_change(ledger, {v: a})
+                rate = less / max(more, np.finfo(float).tiny) if less > 0.0 and np.isfinite(more) else 0.0
+                if rate > best_rate:
+                    best, best_rate = a, rate
+            if best >= 0:
+                apply(ledger, {v: best})
+                moved = True
+        if not moved:
+            break
+    return tuple(ledger.choice)
+
+
+def by_programme(problem: Problem, deadline: float) -> tuple[tuple[int, ...], float, bool] | None:
+    """A choice that HiGHS found, its bound, and whether nothing fits for certain; None if it is too large."""
+    columns = sum(map(len, problem.node_costs)) + sum(table.size for table in problem.edge_costs)
+    seconds = HIGHS_SHARE * (deadline - time.monotonic())
+    if columns > MOST_COLUMNS or seconds <= 0.0:
+        return None
+    found = ilp.solve(problem, seconds=seconds)
+    return found.choice, found.lower_bound, found.stopped.startswith("no choice fits")
+
+
 def _kept(
     problem: Problem, prices: Floats, value: float, deadline: float
 ) -> tuple[list[NDArray[np.intp]], float]:
@@ -123,15 +157,13 @@ def _settled(
     problem: Problem, kept: list[NDArray[np.intp]], bound: float, best: tuple[int, ...], deadline: float
 ) -> tuple[tuple[int, ...], float]:
     kept = [np.union1d(k, [c]) for k, c in zip(kept, best, strict=True)]
-    columns = sum(len(k) for k in kept) + sum(len(kept[u]) * len(kept[w]) for u, w in problem.edges)
-    seconds = HIGHS_SHARE * (deadline - time.monotonic())
-    if columns > MOST_COLUMNS or seconds <= 0.0:
+    found = by_programme(narrowed(problem, kept), deadline)
+    if found is None:
         return best, bound
-    found = ilp.solve(narrowed(problem, kept), seconds=seconds)
-    choice = tuple(int(k[c]) for k, c in zip(kept, found.choice, strict=True))
+    choice = tuple(int(k[c]) for k, c in zip(kept, found[0], strict=True))
     if peak_of(problem, choice) <= problem.usage_limit and cost_of(problem, choice) < cost_of(problem, best):
         best = choice
-    return best, max(bound, min(found.lower_bound, cost_of(problem, best)))
+    return best, max(bound, min(found[1], cost_of(problem, best)))
 
 
 def narrowed(problem: Problem, kept: Sequence[NDArray[np.intp]]) -> Problem:
