@@ -1,6 +1,7 @@
 """GPT-2: learned positions, LayerNorm before attention and MLP, one matrix for embedding and output.
 
-Radford et al. 2019; sizes of its Table 2, with the vocabulary of 50257 padded to a multiple of 128.
+Radford et al. 2019; sizes of its Table 2, with the vocabulary of 50257 padded to a multiple of 128, and
+without a bias of the keys, whose gradient would be nothing but rounding.
 
 Shapes: B batch, T time, D width, F hidden width, H heads, E width of a head, V vocabulary.
 """
@@ -45,8 +46,10 @@ class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). The query, key and value weights are three matrices."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        def linear(inputs: int, outputs: int, stddev: float = 0.02) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, dtype=config.dtype, kernel_init=normal(stddev), rngs=rngs)
+        def linear(inputs: int, outputs: int, stddev: float = 0.02, bias: bool = True) -> nnx.Linear:
+            return nnx.Linear(
+                inputs, outputs, use_bias=bias, dtype=config.dtype, kernel_init=normal(stddev), rngs=rngs
+            )
 
         def norm() -> nnx.LayerNorm:
             return nnx.LayerNorm(width, epsilon=1e-5, dtype=config.dtype, rngs=rngs)
@@ -54,7 +57,8 @@ class Block(nnx.Module):
         width, last = config.d_model, 0.02 / (2 * config.layers) ** 0.5  # GPT-2 scales the residual's writers
         self.heads = config.heads
         self.norm1 = norm()
-        self.q, self.k, self.v = linear(width, width), linear(width, width), linear(width, width)
+        # A bias of the keys would add the same to all scores of a query, which a softmax does not see.
+        self.q, self.k, self.v = linear(width, width), linear(width, width, bias=False), linear(width, width)
         self.o = linear(width, width, last)
         self.norm2 = norm()
         self.up, self.down = linear(width, 4 * width), linear(4 * width, width, last)

@@ -35,22 +35,22 @@ def make_blocks(block_of: Callable[[nnx.Rngs], nnx.Module], layers: int, scan: b
 
 def run_blocks(blocks: Any, x: jax.Array, remat: bool) -> jax.Array:
     """Each block on the result of the one before. remat: the backward pass keeps only their inputs."""
-    if isinstance(blocks, nnx.List):
-        for block in blocks:
-            graphdef, params = nnx.split(block)
-            x = _block_fn(graphdef, remat, prevent_cse=True)(params, x)
-        return x
-    graphdef, params = nnx.split(blocks)
-    # A loop keeps forward and backward apart by itself, so nothing has to prevent their merging.
-    block_fn = _block_fn(graphdef, remat, prevent_cse=False)
-    return jax.lax.scan(lambda x, params: (block_fn(params, x), None), x, params)[0]
+    scan = not isinstance(blocks, nnx.List)
+    graphdef = nnx.graphdef(blocks if scan else blocks[0])
 
-
-def _block_fn(graphdef: Any, remat: bool, prevent_cse: bool) -> Callable[[Any, jax.Array], jax.Array]:
     def apply(params: Any, x: jax.Array) -> jax.Array:
         return nnx.merge(graphdef, params)(x)
 
-    return jax.checkpoint(apply, prevent_cse=prevent_cse) if remat else apply
+    if remat:
+        # A loop keeps forward and backward apart by itself; straight code has to be kept from merging them.
+        apply = jax.checkpoint(apply, prevent_cse=not scan)
+    if scan:
+        return jax.lax.scan(lambda x, params: (apply(params, x), None), x, nnx.state(blocks))[0]
+    # Jitted, so that JAX traces and differentiates one block, however many there are.
+    apply = jax.jit(apply)
+    for block in blocks:
+        x = apply(nnx.state(block), x)
+    return x
 
 
 def split_heads(x_BTD: jax.Array, heads: int) -> jax.Array:
