@@ -16,7 +16,7 @@ import numpy as np
 
 from meshes.machine import Machine
 from meshes.mesh import LogicalMesh
-from planner.cost.problem import Choice, peak_of
+from planner.cost.problem import Choice, Problem, peak_of
 from planner.cost.restrict import restrict, widen
 from planner.cost.tables import Tables, build
 from planner.cost.traffic import Network
@@ -29,6 +29,7 @@ from planner.sharding.spec import Spec
 from planner.solvers import auto
 
 SOLVERS = {"auto": auto.solve}
+_LIMITED_SHARE = 0.05  # of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will
 
 Progress = Callable[[str, float], None]  # what is being done, and which part of the whole is done
 
@@ -130,10 +131,21 @@ def _schemes(
         kept = _kept(coarse, tables, sorts, dict(zip(mesh.axes, roles, strict=True)))
         if kept is None:
             continue
-        choice = SOLVERS[request.solver](restrict(tables.problem, kept), seconds=seconds, seed=request.seed)
+        choice = _inside(restrict(tables.problem, kept), request, seconds)
         wide = dataclasses.replace(choice, choice=widen(choice.choice, kept))
         found.append(Candidate(scheme.name, mesh, tables, wide))
     return found
+
+
+def _inside(problem: Problem, request: Request, seconds: float) -> Choice:
+    """The best choice of a scheme: within the memory limit if one is found, else the fastest one without it."""
+    solve = SOLVERS[request.solver]
+    free = solve(dataclasses.replace(problem, usage_limit=math.inf), seconds=seconds, seed=request.seed)
+    if free.peak <= problem.usage_limit or not math.isfinite(free.cost):
+        return free
+    left = seconds if request.schemes else _LIMITED_SHARE * seconds
+    lean = solve(problem, seconds=left, seed=request.seed, starts=[free.choice])
+    return lean if lean.peak <= problem.usage_limit or request.schemes else free
 
 
 def _kept(

@@ -22,7 +22,15 @@ import numpy as np
 from planner import rules
 from planner.graph.graph import Graph, Leaf, Op, Path, Site, Value
 from planner.graph.rule import Dims, Rule
-from planner.jax_compat import Traced, is_literal, leaf_paths, open_jaxpr, state_partners, sub_jaxprs
+from planner.jax_compat import (
+    Traced,
+    is_literal,
+    leaf_paths,
+    open_jaxpr,
+    scan_counts,
+    state_partners,
+    sub_jaxprs,
+)
 
 _INLINED = frozenset(
     "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call custom_lin run_state".split()
@@ -85,7 +93,7 @@ class _Walk:
     def value(self, aval: Any, name: str, sites: Sequence[Site]) -> int:
         """A new value; sites: where it can be constrained."""
         shape, dtype = tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
-        self.values.append(Value(len(self.values), shape, str(dtype), _itemsize(dtype), name))
+        self.values.append(Value(len(self.values), shape, *_name_and_size(dtype), name))
         self.sites.append(list(sites))
         return len(self.values) - 1
 
@@ -216,7 +224,7 @@ class _Walk:
         return inside, final, op
 
     def scan(self, eqn: Any, i: int, operands: list[int | None], path: Path, repeat: float) -> list[int | None]:
-        consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+        consts, carries = scan_counts(eqn)
         ((parameter, index, inner),) = sub_jaxprs(eqn)
         body = (*path, (i, parameter, index))
         times, source = repeat * eqn.params["length"], _source_line(eqn)
@@ -308,13 +316,14 @@ class _Walk:
         return "literal" if value is None else self.values[value].name
 
 
-def _itemsize(dtype: Any) -> int:
+@functools.cache
+def _name_and_size(dtype: Any) -> tuple[str, int]:
     if dtype is None:
-        return 0
+        return "", 0
     try:
-        return np.dtype(dtype).itemsize
+        return str(dtype), np.dtype(dtype).itemsize
     except TypeError:  # an extended dtype, such as a typed PRNG key
-        return int(getattr(dtype, "itemsize", 8))
+        return str(dtype), int(getattr(dtype, "itemsize", 8))
 
 
 def _whole_rule(ins: Sequence[Any], outs: Sequence[Any]) -> Rule:

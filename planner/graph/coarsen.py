@@ -14,7 +14,8 @@ inside the block.
 """
 
 import dataclasses
-from collections import defaultdict
+import functools
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -97,16 +98,17 @@ def coarsen(graph: Graph) -> Coarse:
     groups = _groups(graph, when)
     builder = _Builder(graph, when)
     builder.leaves()
-    for members in groups:
-        builder.group(members)
+    for factors in groups:
+        builder.group(factors)
     return builder.link()
 
 
-def _groups(graph: Graph, when: dict[int, int]) -> list[list[Op]]:
+def _groups(graph: Graph, when: dict[int, int]) -> list["_Factors"]:
     """Ops that share a node, in order of their first op. Ops on scalars only are left out: nothing to decide."""
-    level = _levels(graph, when)
+    level, depth = _levels(graph, when)
     parent: dict[int, int] = {}
     near: dict[int, list[Op]] = defaultdict(list)
+    readers = Counter(value for op in graph.ops for value in op.operands)
 
     def find(i: int) -> int:
         while parent[i] != i:
@@ -124,8 +126,7 @@ def _groups(graph: Graph, when: dict[int, int]) -> list[list[Op]]:
         for value in arrays:
             for other in near[value]:
                 same = level[other.id] == level[op.id] and other.region == op.region
-                # Readers of one value at depth 0 only share a parameter: nothing ties their specs together.
-                if same and (level[op.id] or value in other.results):
+                if same and _tied(value, other, op, readers[value], depth.get(value, 0)):
                     parent[find(op.id)] = find(other.id)
         for value in (*arrays, *op.results):
             near[value].append(op)
@@ -136,8 +137,27 @@ def _groups(graph: Graph, when: dict[int, int]) -> list[list[Op]]:
     return [part for members in grouped.values() for part in _split_wide(members)]
 
 
-def _levels(graph: Graph, when: dict[int, int]) -> dict[int, int]:
-    """The depth of each op; `when` is moved to where the op will really run.
+def _tied(value: int, first: Op, second: Op, readers: int, depth: int) -> bool:
+    """Whether a value that one light op makes or reads, and another reads, puts them in one block.
+
+    It must have all their dims: a bias that two blocks add says nothing about their other dims. A maker whose only
+    reader has more dims (a broadcast) goes with its reader. Readers of a value of depth 0 share a parameter, no more.
+    """
+    if value in first.results:
+        return _spans(second, value) or readers == 1
+    return depth > 0 and _spans(first, value) and _spans(second, value)
+
+
+def _spans(op: Op, value: int) -> bool:
+    """Whether a value has all the dims that an op walks."""
+    values, rules = (*op.operands, *op.results), op.rule.operands + op.rule.results
+    dims = next(d for v, d in zip(values, rules, strict=True) if v == value)
+    have = {f for dim in dims for f in dim}
+    return all(f in have or extent == 1 for f, extent in op.rule.sizes.items())
+
+
+def _levels(graph: Graph, when: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+    """The depth of each op, and of each value; `when` is moved to where the op will really run.
 
     A light op that only one deeper block reads belongs to that block (a moment times its decay; a derivative that
     only the backward pass needs): XLA computes it there, so its operands are held until then.
@@ -160,7 +180,7 @@ def _levels(graph: Graph, when: dict[int, int]) -> dict[int, int]:
         if len(levels) == 1 and all(_mergeable(r) and r.region == op.region for r in after):
             (level[op.id],) = levels
             when[op.id] = min(when[reader.id] for reader in after)
-    return level
+    return level, depth
 
 
 def _mergeable(op: Op) -> bool:
@@ -171,11 +191,12 @@ def _scalar(graph: Graph, value: int) -> bool:
     return all(extent == 1 for extent in graph.values[value].shape)
 
 
-def _split_wide(members: list[Op]) -> list[list[Op]]:
+def _split_wide(members: list[Op]) -> "list[_Factors]":
     """A block with too many factors would have too many strategies: fall back to its single ops."""
-    if len(members) > 1 and len(_Factors(members).splittable()) > _MOST_FACTORS:
-        return [[op] for op in members]
-    return [members]
+    factors = _Factors(members)
+    if len(members) > 1 and len(factors.splittable) > _MOST_FACTORS:
+        return [_Factors([op]) for op in members]
+    return [factors]
 
 
 class _Factors:
@@ -226,6 +247,7 @@ class _Factors:
                 found[name] = join(found.get(name, NONE), of_op[op.id, factor])
         return found
 
+    @functools.cached_property
     def splittable(self) -> tuple[str, ...]:
         """Factors that every op may split, and that no value has on two dims."""
         blocked: set[str] = set()
@@ -233,8 +255,9 @@ class _Factors:
             free = set(op.rule.splittable)
             blocked.update(self.name[self.find((op.id, f))] for f in op.rule.factors if f not in free)
             for dims in op.rule.operands + op.rule.results:
-                names = [dim[0] for dim in self.named(op.id, dims) if dim]
-                blocked.update(f for f in names if names.count(f) > 1)
+                names = [self.name[self.find((op.id, dim[0]))] for dim in dims if dim]
+                if len(set(names)) < len(names):
+                    blocked.update(f for f in names if names.count(f) > 1)
         return tuple(f for f, extent in self.sizes().items() if f not in blocked and extent > 1)
 
 
@@ -302,9 +325,9 @@ class _Builder:
             position=0,
         )
 
-    def group(self, members: list[Op]) -> None:
+    def group(self, factors: _Factors) -> None:
         """The node of a group of ops."""
-        factors = _Factors(members)
+        members = factors.members
         inside = {value for op in members for value in op.results}
         ids = {op.id for op in members}
         block = all(op.light for op in members)
@@ -331,7 +354,7 @@ class _Builder:
             kind="block" if block else "op",
             ops=tuple(op.id for op in members),
             sizes=tuple(factors.sizes().items()),
-            splittable=factors.splittable(),
+            splittable=factors.splittable,
             labels=tuple(factors.labels(self.labels.factors).items()),
             inputs=inputs,
             outputs=tuple(outputs),
