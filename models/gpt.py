@@ -11,10 +11,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import normal
 
 from models.example import Example, must_divide
 from models.language import LanguageConfig, build_language
-from models.layers import causal_attention, make_blocks, merge_heads, normal, run_blocks, split_heads
+from models.layers import causal_attention, make_blocks, merge_heads, run_blocks, split_heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,12 +33,11 @@ CONFIGS = {
     "tiny": Config(),
     "gpt2_small": Config(
         batch=64, seq=1024, vocab=50304, layers=12, d_model=768, heads=12,
-        dtype="bfloat16", learning_rate=6e-4
+        dtype="bfloat16", learning_rate=6e-4,
     ),
     "gpt2_xl": Config(
         batch=64, seq=1024, vocab=50304, layers=48, d_model=1600, heads=25,
-        dtype="bfloat16", learning_rate=2e-4,
-        remat=True,
+        dtype="bfloat16", learning_rate=2e-4, remat=True,
     ),
 }  # fmt: skip
 

@@ -43,6 +43,6 @@ def build_language(name: str, config: LanguageConfig, model_of: Callable[[nnx.Rn
     def make_batch(rng: np.random.Generator) -> Batch:
         return dict(text.sample(rng, config.batch, config.seq))
 
-    pure = nnx_train(config, model_of, loss_of)
+    init, step = nnx_train(config, model_of, loss_of)
     tokens = jax.ShapeDtypeStruct((config.batch, config.seq), jnp.int32)
-    return Example(name, config, pure.init, pure.step, {"inputs": tokens, "targets": tokens}, make_batch)
+    return Example(name, config, init, step, {"inputs": tokens, "targets": tokens}, make_batch)

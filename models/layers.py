@@ -11,11 +11,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 
-def normal(stddev: float) -> nnx.Initializer:
-    """The initialiser of a weight."""
-    return nnx.initializers.normal(stddev)
-
-
 def make_blocks(block_of: Callable[[nnx.Rngs], nnx.Module], layers: int, scan: bool, rngs: nnx.Rngs) -> Any:
     """`layers` blocks: a list, or for a scan one block whose parameters have a leading dim of `layers`.
 

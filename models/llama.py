@@ -11,10 +11,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.nn.initializers import normal
 
 from models.example import Example, must_divide
 from models.language import LanguageConfig, build_language
-from models.layers import causal_bias, make_blocks, merge_heads, normal, run_blocks, split_heads
+from models.layers import causal_bias, make_blocks, merge_heads, run_blocks, split_heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

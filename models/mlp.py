@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.nn.initializers import normal
 
 from models.example import Batch, Example, TrainConfig, must_divide
-from models.layers import make_blocks, normal, run_blocks
+from models.layers import make_blocks, run_blocks
 from models.train import cross_entropy, nnx_train
 
 
@@ -84,9 +85,9 @@ def build(config: Config) -> Example:
         x = rng.standard_normal((config.batch, config.inputs), np.float32)
         return {"x": x, "labels": x[:, : config.classes].argmax(-1).astype(np.int32)}
 
-    pure = nnx_train(config, lambda rngs: Mlp(config, rngs=rngs), loss_of)
+    init, step = nnx_train(config, lambda rngs: Mlp(config, rngs=rngs), loss_of)
     batch = {
         "x": jax.ShapeDtypeStruct((config.batch, config.inputs), jnp.float32),
         "labels": jax.ShapeDtypeStruct((config.batch,), jnp.int32),
     }
-    return Example("mlp", config, pure.init, pure.step, batch, make_batch)
+    return Example("mlp", config, init, step, batch, make_batch)

@@ -1,6 +1,5 @@
 """The optimiser, the loss, and the train step of an NNX model."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,8 @@ from flax import nnx
 
 from models.example import Batch, Metrics, State, TrainConfig
 
-# Shapes: B batch, V classes or vocabulary, ... any dims between them.
+Init = Callable[[jax.Array], State]
+Step = Callable[[State, Batch], tuple[State, Metrics]]
 
 
 def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
@@ -32,7 +32,7 @@ def optimizer_of(config: TrainConfig) -> optax.GradientTransformation:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean of -log softmax(logits)[label], in float32. logits: [..., V]; labels: int [...].
+    """Mean of -log softmax(logits)[label], in float32. logits: [..., V], V classes; labels: int [...].
 
     The label's logit is picked by a mask, not by an index, so that logits split over the vocabulary need no
     more than sums of shape [...].
@@ -64,17 +64,11 @@ def updated(optimizer: optax.GradientTransformation, state: State, grads: Any, *
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pure:
-    init: Callable[[jax.Array], State]
-    step: Callable[[State, Batch], tuple[State, Metrics]]
-
-
 def nnx_train(
     config: TrainConfig,
     model_of: Callable[[nnx.Rngs], nnx.Module],
     loss_of: Callable[[Any, Batch], jax.Array],
-) -> _Pure:
+) -> tuple[Init, Step]:
     """The init and the step of an NNX model all of whose state is parameters, as pure functions of dicts."""
     optimizer = optimizer_of(config)
     # The graph definition is the model without its arrays: made once, abstractly.
@@ -91,4 +85,4 @@ def nnx_train(
         loss, grads = jax.value_and_grad(loss_at)(state["params"])
         return updated(optimizer, state, grads), {"loss": loss}
 
-    return _Pure(init, step)
+    return init, step
