@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.cost.problem import FORBIDDEN, Problem, Usage, cost_of, peak_of
 from planner.errors import InputError
-from planner.solvers import auto, elimination, exhaustive, ilp, memory, pruning
+from planner.solvers import auto, elimination, exhaustive, ilp, pruning, shortage
 from planner.solvers.bounds import Messages, walk
 from planner.solvers.folding import fold, unfold
 from planner.solvers.interning import Interner
@@ -158,7 +158,7 @@ def test_the_least_usage_is_a_bound_of_the_peak(seed: int) -> None:
     every = itertools.product(*(range(len(costs)) for costs in problem.node_costs))
     peaks = [peak_of(problem, choice) for choice in every if np.isfinite(cost_of(problem, choice))]
     for at in range(problem.horizon):
-        bound, _ = memory.least_usage(problem, at, np.inf)
+        bound, _ = shortage.least_usage(problem, at, np.inf)
         assert bound <= min(peaks, default=np.inf) + 1e-9
 
 

@@ -101,8 +101,8 @@ def _send(state: Messages, sides: Sequence[_Side], part: Floats) -> float:
     taken = 0.0
     for side in sides:
         least = part if side.runs is None else np.minimum.reduceat(part[side.runs[0]], side.runs[1])
-        message = (side.table + (least - state.messages[side.inward])).min(axis=1)
-        low = float(message.min())
+        message = np.minimum.reduce(side.table + (least - state.messages[side.inward]), axis=1)
+        low = float(np.minimum.reduce(message))
         state.messages[side.outward] = message - low
         taken += low
     return taken

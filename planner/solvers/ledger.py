@@ -1,12 +1,37 @@
-"""Ledger: a choice with its usage over time, and what changing a few nodes would cost and use."""
+"""Choices with their usage over time, and what changing a few nodes of one would cost and use."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from planner.cost.problem import Problem, Usage, cost_of, usage_over_time
+from planner.cost.problem import Floats, Problem, Usage, cost_of, usage_over_time
 
 Changes = Mapping[int, int]  # node -> its new strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A choice that was met, with its cost (seconds) and its usage at every time (bytes)."""
+
+    choice: tuple[int, ...]
+    cost: float
+    usage: Floats
+
+    @property
+    def peak(self) -> float:
+        """The largest usage, bytes."""
+        return float(self.usage.max(initial=0.0))
+
+
+def see(problem: Problem, choice: tuple[int, ...]) -> Seen:
+    """A choice with what it costs and uses."""
+    return Seen(choice, cost_of(problem, choice), usage_over_time(problem, choice))
+
+
+def fitting(problem: Problem, seen: Iterable[Seen]) -> list[Seen]:
+    """Those that are allowed and keep the limit."""
+    return [one for one in seen if np.isfinite(one.cost) and one.peak <= problem.usage_limit]
 
 
 class Ledger:
@@ -46,7 +71,7 @@ def cost_change(ledger: Ledger, changes: Changes) -> float:
     return rise
 
 
-def changed_usage(ledger: Ledger, changes: Changes) -> tuple[int, int, np.ndarray]:
+def changed_usage(ledger: Ledger, changes: Changes) -> tuple[int, int, Floats]:
     """The usage after the changes, on the times [first, last) where it may differ."""
     moves: list[tuple[int, int, float]] = []
     for v, c in changes.items():

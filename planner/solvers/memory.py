@@ -9,8 +9,8 @@ prices where the lowest plane is highest, and the x found there gives the next p
 x broke the limit have a price. Prices are kept in a box that grows while no x within it fits.
 
 The choices that fit are met on the way; what is left between the best of them and L is narrowed by
-`planner.solvers.repair`. If nothing fits even at the highest prices, the least usage at the worst time is
-minimised by itself, which proves it, or bounds what remains open.
+`planner.solvers.repair`. First of all the usage at the worst time is minimised by itself: if even that is too
+much, nothing fits (`planner.solvers.shortage`).
 """
 
 import dataclasses
@@ -20,31 +20,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy.optimize import linprog
 
-from planner.cost.problem import Choice, Floats, Problem, cost_of, usage_over_time
+from planner.cost.problem import Choice, Floats, Problem, usage_over_time
 from planner.solvers.interning import Interner
+from planner.solvers.ledger import Seen, fitting, see
 from planner.solvers.network import network_of
 from planner.solvers.pruning import Minimum, minimise
-from planner.solvers.repair import by_programme, eased, improved
+from planner.solvers.repair import improved
+from planner.solvers.shortage import least_usage, made_to_fit, nothing_fits
 
 ROUNDING = 1e-9  # a relative gap that is put down to floating point
 CLOSE = 1e-6  # a relative gap between L and its planes at which L counts as highest
 ROUNDS = 60
-EASED = 3  # choices that are tried to be made to fit, when none did
 FIRST_BOX, LAST_BOX, GROWTH = 0.02, 1e5, 8.0  # the highest price, in cost per peak of the free minimum
-
-
-@dataclasses.dataclass(frozen=True)
-class Seen:
-    """A choice that was met, with its cost (seconds) and its usage at every time (bytes)."""
-
-    choice: tuple[int, ...]
-    cost: float
-    usage: Floats
-
-    @property
-    def peak(self) -> float:
-        """The largest usage, bytes."""
-        return float(self.usage.max(initial=0.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,28 +50,29 @@ def solve_within(problem: Problem, free: Minimum, starts: Iterable[Sequence[int]
     seen = [see(problem, free.choice), *(see(problem, tuple(start)) for start in starts)]
     if seen[0].peak <= problem.usage_limit:
         return _answer(problem, seen[:1], free.bound, free.complete)
+    if not fitting(problem, seen):
+        floor, choice = least_usage(problem, int(seen[0].usage.argmax()), deadline)
+        seen.append(see(problem, choice))
+        if floor > problem.usage_limit:
+            return nothing_fits(problem, seen, free.bound, floor, deadline)
     dual = _ascend(problem, seen, free.bound, deadline)
-    fits = [one for one in seen if one.peak <= problem.usage_limit and np.isfinite(one.cost)]
-    if not fits:
-        return _nothing_fits(problem, seen, dual, deadline)
-    return _narrowed(problem, seen, fits, dual, deadline)
+    if not fitting(problem, seen):
+        made, impossible = made_to_fit(problem, seen, deadline)
+        seen += made
+        if not fitting(problem, seen):
+            return nothing_fits(problem, seen, dual.bound, np.inf if impossible else 0.0, deadline)
+    return _narrowed(problem, seen, dual, deadline)
 
 
-def _narrowed(
-    problem: Problem, seen: Sequence[Seen], fits: Sequence[Seen], dual: _Dual, deadline: float
-) -> Choice:
-    """The answer, after closing what gap can be closed. fits: those of `seen` that do, at least one."""
+def _narrowed(problem: Problem, seen: Sequence[Seen], dual: _Dual, deadline: float) -> Choice:
+    """The answer, after closing what gap can be closed; at least one of `seen` fits."""
+    fits = fitting(problem, seen)
     best = min(fits, key=lambda one: one.cost)
     if not dual.complete or best.cost - dual.bound <= ROUNDING * best.cost:
         return _answer(problem, fits, dual.bound, dual.complete)
     others = [one.choice for one in seen]
     choice, bound = improved(problem, dual.prices, dual.bound, others, best.choice, deadline)
     return _answer(problem, [*fits, see(problem, choice)], max(dual.bound, bound), dual.complete)
-
-
-def see(problem: Problem, choice: tuple[int, ...]) -> Seen:
-    """A choice with what it costs and uses."""
-    return Seen(choice, cost_of(problem, choice), usage_over_time(problem, choice))
 
 
 def _answer(problem: Problem, fits: Sequence[Seen], bound: float, complete: bool) -> Choice:
@@ -154,49 +142,3 @@ def _highest(
     bounds = [(0.0, box)] * len(active) + [(None, None)]
     solved = linprog(goal, A_ub=planes, b_ub=costs / scale, bounds=bounds, method="highs")
     return np.asarray(solved.x[:-1]) * unit, float(solved.x[-1]) * scale
-
-
-def _nothing_fits(problem: Problem, seen: Sequence[Seen], dual: _Dual, deadline: float) -> Choice:
-    """Looks harder for a choice that fits; else the least peak found, and what is proven about the least."""
-    least = min(seen, key=_by_peak)
-    bound, choice = least_usage(problem, int(least.usage.argmax()), deadline)
-    tried = [*seen, see(problem, choice)]
-    proven = bound > problem.usage_limit
-    if not proven:
-        allowed = sorted((one for one in tried if np.isfinite(one.cost)), key=_by_peak)[:EASED]
-        tried += [see(problem, eased(problem, one.choice, deadline)) for one in allowed]
-    if not proven and all(one.peak > problem.usage_limit for one in tried):
-        found = by_programme(problem, deadline)
-        if found is not None:
-            tried.append(see(problem, found[0]))
-            proven = found[2]
-    fits = [one for one in tried if one.peak <= problem.usage_limit and np.isfinite(one.cost)]
-    if fits:
-        return _narrowed(problem, tried, fits, dual, deadline)
-    least = min(tried, key=_by_peak)
-    need = f"the least peak found is {least.peak:.6g} bytes, the limit {problem.usage_limit:.6g}"
-    more = (
-        f"at least {bound:.6g} are needed" if bound > problem.usage_limit else "none exists, as HiGHS proved"
-    )
-    stopped = f"no choice fits: {need}; {more if proven else 'not proven to be impossible'}"
-    return Choice(least.choice, least.cost, min(dual.bound, least.cost), least.peak, stopped)
-
-
-def _by_peak(one: Seen) -> tuple[bool, float, float]:
-    return not np.isfinite(one.cost), one.peak, one.cost
-
-
-def least_usage(problem: Problem, at: int, deadline: float) -> tuple[float, tuple[int, ...]]:
-    """A lower bound of the usage at one time (bytes), which is one of the peak, and a choice close to it."""
-    intern = Interner()
-    free = {id(t): np.where(np.isfinite(t), 0.0, np.inf) for t in (*problem.node_costs, *problem.edge_costs)}
-    bare = dataclasses.replace(
-        problem,
-        node_costs=tuple(free[id(t)] for t in problem.node_costs),
-        edge_costs=tuple(free[id(t)] for t in problem.edge_costs),
-    )
-    prices = np.zeros(problem.horizon)
-    prices[at] = 1.0
-    network = network_of(bare, intern, prices)
-    found = minimise(network, intern, deadline=deadline)
-    return found.bound - network.rounding, found.choice

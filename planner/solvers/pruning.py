@@ -1,6 +1,6 @@
 """Minimising a network whose elimination is too large as it stands: bound, prune, eliminate what is left.
 
-    1  fold nodes of degree 2 or less                                               planner.solvers.folding
+    1  fold nodes of degree 2 or less; if the rest is cheap to eliminate, be done    planner.solvers.folding
     2  bound by message passing, with the excess over it of every strategy          planner.solvers.bounds
     3  keep the strategies with excess_v[a] <= d, eliminate exactly: a choice of value V
     4  a better choice than V may use only strategies with excess <= V - bound. So if V - bound <= d the
@@ -30,7 +30,8 @@ WALKS = 60  # at most, on each level
 STALLED = 1e-7  # a walk that raises the bound by less, relatively, is the last
 NARROW = 1e-9  # the first d, relative to the bound
 WIDER = 8.0  # from one d to the next
-QUICK, THOROUGH = 5e7, 2e9  # entries of an elimination that is tried, and of one that settles it
+# Entries of an elimination that costs less than one bound, of one that is tried, and of one that settles it.
+AT_ONCE, QUICK, THOROUGH = 2e6, 5e7, 2e9
 LEVELS = 4
 
 
@@ -71,6 +72,13 @@ def _level(search: _Search, network: Network, best: Minimum, level: int) -> Mini
     found = Minimum(inner, value_of(small, inner), max(best.bound, simple_bound(small)))
     if not np.isfinite(found.bound):  # every strategy of some node is forbidden
         return _unfolded(folded, found, network, best)
+    try:
+        at_once = _eliminated(search, small, AT_ONCE)
+        if at_once is not None:
+            value = value_of(small, at_once)
+            return _unfolded(folded, Minimum(at_once, value, value), network, best)
+    except (OutOfTime, KeyboardInterrupt):
+        return _unfolded(folded, dataclasses.replace(found, complete=False), network, best)
     state = Messages(small, search.intern)
     try:
         found = _settle(search, small, state, found, level)

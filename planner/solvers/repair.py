@@ -1,6 +1,5 @@
-"""Making choices fit the memory, and closing the gap between the best that fits and the bound.
+"""Closing the gap that the multipliers leave between the best choice that fits and the bound.
 
-    ease       single nodes are switched while that lowers the bytes above the limit
 relink     a cheaper choice that does not fit differs from the best one in some nodes; each connected group
            of them is switched if that saves cost and still fits, the largest saving first
 descend    single nodes are switched while that saves cost and fits
@@ -19,7 +18,7 @@ from planner.cost.problem import Floats, Problem, Usage, cost_of, peak_of
 from planner.solvers import ilp
 from planner.solvers.bounds import Messages, walk
 from planner.solvers.interning import Interner
-from planner.solvers.ledger import Ledger, apply, cost_change, excess_change, fits
+from planner.solvers.ledger import Ledger, apply, cost_change, fits
 from planner.solvers.network import network_of
 
 WALKS = 40
@@ -99,29 +98,6 @@ def descended(
                     apply(ledger, {v: a})
                     break
         if ledger.cost >= before:
-            break
-    return tuple(ledger.choice)
-
-
-def eased(problem: Problem, choice: tuple[int, ...], deadline: float) -> tuple[int, ...]:
-    """The choice after switching single nodes while that lowers the bytes above the limit, each to the
-    strategy that lowers them most for its cost."""
-    ledger = Ledger(problem, choice)
-    for _ in range(SWEEPS):
-        moved = False
-        for v, costs in enumerate(problem.node_costs):
-            if time.monotonic() > deadline or ledger.usage.max(initial=0.0) <= problem.usage_limit:
-                return tuple(ledger.choice)
-            best, best_rate = -1, 0.0
-            for a in range(len(costs)):
-                less, more = -excess_change(ledger, {v: a}), cost_change(ledger, {v: a})
-                rate = less / max(more, np.finfo(float).tiny) if less > 0.0 and np.isfinite(more) else 0.0
-                if rate > best_rate:
-                    best, best_rate = a, rate
-            if best >= 0:
-                apply(ledger, {v: best})
-                moved = True
-        if not moved:
             break
     return tuple(ledger.choice)
 
