@@ -6,14 +6,12 @@ must be local.
 """
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.edges import EdgePricer
 from planner.sharding.reshard import Step, reshard
 from planner.sharding.spec import Spec, axes_of, parse, pieces, show, ways
 
@@ -189,23 +187,3 @@ def test_the_steps_of_known_moves(source, target, mesh, wanted):
         parts = round(1 / step.fraction)
         told.append(f"{step.kind}({','.join(step.axes)})*{'1' if parts == 1 else f'1/{parts}'}")
     assert " ".join(told) == wanted
-
-
-class Counted:
-    """A network on which a byte takes a second, whatever the wires."""
-
-    sizes = MESHES[0]
-
-    def seconds(self, kind: str, axes: tuple[str, ...], count: float) -> float:
-        return count * {"permute": 1, "all_to_all": 2, "all_gather": 3}[kind] * ways(axes, self.sizes)
-
-
-def test_edge_tables_price_the_steps_of_every_pair():
-    network = Counted()
-    specs = tuple(all_specs(2, network.sizes)[::7])
-    seconds, copied = EdgePricer(network).tables(specs, specs, 512.0, 3.0)
-    for (i, source), (j, target) in itertools.product(enumerate(specs), enumerate(specs)):
-        steps = reshard(source, target, network.sizes)
-        one_run = sum(network.seconds(s.kind, s.axes, s.fraction * 512.0) for s in steps)
-        assert math.isclose(seconds[i, j], 3 * one_run)
-        assert copied[i, j] == (0 if source == target else 512.0 / pieces(target, network.sizes))
