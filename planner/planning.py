@@ -1,5 +1,6 @@
 """From a solver's choice to a Plan: specs at sites, collectives, memory, words."""
 
+import functools
 import hashlib
 import importlib.metadata
 from collections import defaultdict
@@ -30,13 +31,16 @@ class Decided:
         self.strategy: tuple[Strategy, ...] = tuple(
             table.strategies[c] for table, c in zip(tables.nodes, choice, strict=True)
         )
-        self.specs: dict[int, Spec] = {}
-        for node, strategy in zip(coarse.nodes, self.strategy, strict=True):
+
+    @functools.cached_property
+    def specs(self) -> dict[int, Spec]:
+        """How every value with something to decide is kept, by value id."""
+        found: dict[int, Spec] = {}
+        for node, strategy in zip(self.coarse.nodes, self.strategy, strict=True):
             if node.kind != "copy":
-                for port in node.outputs:
-                    self.specs[port.value] = result_spec(port.dims, strategy)
-                for value, dims in node.inner:
-                    self.specs[value] = spec_of(dims, strategy)
+                found.update({port.value: result_spec(port.dims, strategy) for port in node.outputs})
+                found.update({value: spec_of(dims, strategy) for value, dims in node.inner})
+        return found
 
     def spec(self, value: int) -> Spec:
         """How a value is kept; scalars and unused arguments are replicated."""
@@ -46,11 +50,11 @@ class Decided:
 
     def made(self, link: Link) -> Spec:
         """The spec that the maker of a link leaves."""
-        return result_spec(self.coarse.nodes[link.maker].outputs[link.out].dims, self.strategy[link.maker])
+        return self.tables.nodes[link.maker].outputs[link.out].at(self.choice[link.maker])
 
     def read(self, link: Link) -> Spec:
         """The spec that the user of a link wants."""
-        return spec_of(self.coarse.nodes[link.user].inputs[link.into].dims, self.strategy[link.user])
+        return self.tables.nodes[link.user].inputs[link.into].at(self.choice[link.user])
 
 
 def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:

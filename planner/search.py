@@ -16,7 +16,7 @@ import numpy as np
 
 from meshes.machine import Machine
 from meshes.mesh import LogicalMesh
-from planner.cost.problem import Choice, Problem, peak_of
+from planner.cost.problem import Choice, Problem, least_peak, peak_of
 from planner.cost.restrict import restrict, widen
 from planner.cost.tables import Tables, build
 from planner.cost.traffic import Network
@@ -86,17 +86,19 @@ def search(
     bounds: list[float] = []
     notes: list[str] = []
     deadline = time.monotonic() + request.seconds
-    for i, mesh in enumerate(meshes):
+    first, again = _by_shape(meshes)
+    for i, mesh in enumerate((*first, *again)):
+        if i >= len(first) and not _same_shape(mesh, _best(candidates).mesh):
+            continue  # only the order of the axes differs from a mesh that lost
         left = deadline - time.monotonic()
         if candidates and left <= 0:
-            untried = ", ".join(str(m) for m in meshes[i:])
-            notes.append(f"The time ran out before these meshes were tried: {untried}.")
+            notes.append(f"The time ran out before mesh {mesh} was tried.")
             break
         progress(f"mesh {mesh}", i / len(meshes))
         started = time.monotonic()
         tables = build(graph, coarse, Network(machine, mesh), request.limit, request.pins)
         built = time.monotonic()
-        share = max(0.2, left / (len(meshes) - i))
+        share = max(0.2, left / max(1, len(first) - i))
         on_mesh = _schemes(coarse, tables, mesh, sorts, request, share)
         if not request.schemes:
             on_mesh.append(_free(tables, mesh, on_mesh, request, share))
@@ -104,10 +106,28 @@ def search(
         spent["solve"] += time.monotonic() - built
         candidates += on_mesh
         bounds += [c.choice.lower_bound for c in on_mesh if not c.scheme or request.schemes]
-    best = min(candidates, key=lambda c: (not c.fits, c.choice.cost if c.fits else c.choice.peak))
+    best = _best(candidates)
     rows = _rows(graph, coarse, candidates, best)
     lower_bound = min([*bounds, best.choice.cost])
     return Found(best, rows, lower_bound, spent, sorts, tuple(notes))
+
+
+def _best(candidates: Sequence[Candidate]) -> Candidate:
+    """The cheapest that fits, or else the leanest."""
+    return min(candidates, key=lambda c: (not c.fits, c.choice.cost if c.fits else c.choice.peak))
+
+
+def _same_shape(some: LogicalMesh, other: LogicalMesh) -> bool:
+    return sorted(some.shape) == sorted(other.shape)
+
+
+def _by_shape(meshes: Sequence[LogicalMesh]) -> tuple[list[LogicalMesh], list[LogicalMesh]]:
+    """The first mesh of every set of axis sizes, and the rest: the same axes in another order."""
+    first: list[LogicalMesh] = []
+    again: list[LogicalMesh] = []
+    for mesh in meshes:
+        (again if any(_same_shape(mesh, known) for known in first) else first).append(mesh)
+    return first, again
 
 
 def _users(coarse: Coarse) -> dict[int, list[Node]]:
@@ -141,7 +161,7 @@ def _inside(problem: Problem, request: Request, seconds: float) -> Choice:
     """The best choice of a scheme: within the memory limit if one is found, else the fastest one without it."""
     solve = SOLVERS[request.solver]
     free = solve(dataclasses.replace(problem, usage_limit=math.inf), seconds=seconds, seed=request.seed)
-    if free.peak <= problem.usage_limit or not math.isfinite(free.cost):
+    if free.peak <= problem.usage_limit or not math.isfinite(free.cost) or least_peak(problem) > problem.usage_limit:
         return free
     left = seconds if request.schemes else _LIMITED_SHARE * seconds
     lean = solve(problem, seconds=left, seed=request.seed, starts=[free.choice])

@@ -84,3 +84,13 @@ def usage_over_time(problem: Problem, choice: tuple[int, ...] | list[int]) -> Fl
 def peak_of(problem: Problem, choice: tuple[int, ...] | list[int]) -> float:
     """The largest number of bytes in use at any time."""
     return float(usage_over_time(problem, choice).max(initial=0.0))
+
+
+def least_peak(problem: Problem) -> float:
+    """Bytes that no choice can do without: at its worst time, the least that every node and edge can use."""
+    steps = np.zeros(problem.horizon + 1)
+    for usage in (*problem.node_usages, *problem.edge_usages):
+        least = float(usage.bytes.min())
+        steps[usage.first] += least
+        steps[usage.last] -= least
+    return float(np.cumsum(steps[:-1]).max(initial=0.0))

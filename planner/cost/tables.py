@@ -35,6 +35,10 @@ class PortSpecs:
     specs: tuple[Spec, ...]
     index: Ints
 
+    def at(self, strategy: int) -> Spec:
+        """The spec under a strategy."""
+        return self.specs[self.index[strategy]]
+
 
 @dataclasses.dataclass(frozen=True)
 class NodeTable:

@@ -24,7 +24,7 @@ from planner.solvers.folding import FOLD_ENTRIES, Folded, fold, unfold
 from planner.solvers.interning import Interner
 from planner.solvers.minplus import OutOfTime
 from planner.solvers.network import Network, restricted, value_of
-from planner.solvers.orders import Order, best_order
+from planner.solvers.orders import best_order
 
 WALKS = 60  # at most, on each level
 STALLED = 1e-7  # a walk that raises the bound by less, relatively, is the last
@@ -73,7 +73,7 @@ def _level(search: _Search, network: Network, best: Minimum, level: int) -> Mini
     if not np.isfinite(found.bound):  # every strategy of some node is forbidden
         return _unfolded(folded, found, network, best)
     try:
-        at_once = _eliminated(search, small, AT_ONCE)
+        at_once = _eliminated(search, small, AT_ONCE, others=())
         if at_once is not None:
             value = value_of(small, at_once)
             return _unfolded(folded, Minimum(at_once, value, value), network, best)
@@ -153,13 +153,15 @@ def _near(state: Messages, choice: tuple[int, ...], width: float) -> list[NDArra
     return kept
 
 
-def _eliminated(search: _Search, part: Network, entries: float) -> tuple[int, ...] | None:
-    """The optimum of a network, None if that takes more than `entries`."""
+def _eliminated(
+    search: _Search, part: Network, entries: float, others: tuple[str, ...] = ("weight", "fill")
+) -> tuple[int, ...] | None:
+    """The optimum of a network, None if that takes more than `entries`. others: orders to try after min-degree."""
     folded = fold(part, search.intern, entries=entries, deadline=search.deadline)
-    order: Order = best_order(folded.network, search.intern, ("degree",))
-    if order.entries > entries:
-        order = best_order(folded.network, search.intern, ("weight", "fill"))
-    if order.entries > entries or order.largest > LARGEST_TABLE:
+    order = best_order(folded.network, search.intern, ("degree",), most=entries)
+    if order is None and entries > AT_ONCE:
+        order = best_order(folded.network, search.intern, ("weight", "fill"), most=entries)
+    if order is None or order.largest > LARGEST_TABLE:
         return None
     found = eliminate(folded.network, order, search.intern, deadline=search.deadline)
     return unfold(folded, found.choice)
