@@ -1,0 +1,210 @@
+"""The Problem: its tables against what their numbers stand for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pipeline import Stages, network_of, primitives, stages_of
+from small_steps import adam_args, adam_step, f32, sgd_args, sgd_step
+from test_trace import NESTED, nested
+
+import models
+from planner.cost.problem import cost_of, peak_of, usage_over_time
+from planner.cost.roofline import work_seconds
+from planner.planning import Decided, communication_seconds, memory_at_peak
+from planner.sharding.named import sorts
+from planner.sharding.spec import pieces
+from planner.sharding.strategy import show
+from planner.training import abstract_state
+
+MESHES = {
+    "line": ("cpu:8", {"x": 8}),
+    "grid": ("gpu_h100_sxm_80gb:2x4", {"x": 2, "y": 4}),
+    "cube": ("tpu_v5p:2x2x2", {"x": 2, "y": 2, "z": 2}),
+}
+
+
+@pytest.fixture(scope="module", params=MESHES)
+def stages(request) -> Stages:
+    machine, sizes = MESHES[request.param]
+    return stages_of(adam_step, *adam_args(), network=network_of(machine, **sizes))
+
+
+def choices(stages: Stages, count: int = 12) -> list[tuple[int, ...]]:
+    """Some choices: no node split, and others drawn at random."""
+    rng = np.random.default_rng(0)
+    drawn = [
+        tuple(int(rng.integers(len(table.strategies))) for table in stages.tables.nodes) for _ in range(count)
+    ]
+    return [(0,) * len(stages.tables.nodes), *drawn]
+
+
+def test_the_arrays_have_the_shapes_of_the_strategies(stages):
+    problem = stages.tables.problem
+    counts = [len(table.strategies) for table in stages.tables.nodes]
+    assert [costs.shape for costs in problem.node_costs] == [(k,) for k in counts]
+    for (u, w), table in zip(problem.edges, problem.edge_costs, strict=True):
+        assert table.shape == (counts[u], counts[w])
+    for usage in problem.node_usages:
+        assert usage.bytes.shape == (counts[usage.of],)
+        assert 0 <= usage.first < usage.last <= problem.horizon
+    for usage in problem.edge_usages:
+        u, w = problem.edges[usage.of]
+        assert usage.bytes.shape == (counts[u], counts[w])
+        assert 0 <= usage.first < usage.last <= problem.horizon
+
+
+def test_a_choice_costs_its_work_and_its_collectives(stages):
+    primitive = {op.id: op.primitive for op in stages.graph.ops}
+    network = stages.network
+    for choice in choices(stages):
+        decided = Decided(stages.graph, stages.coarse, stages.tables, choice)
+        work = sum(
+            work_seconds(
+                node,
+                primitive[node.ops[0]] if node.ops else "",
+                stages.graph,
+                [decided.strategy[node.id]],
+                network.machine,
+                network.sizes,
+            )[0]
+            for node in stages.coarse.nodes
+        )
+        assert cost_of(stages.tables.problem, choice) == pytest.approx(work + communication_seconds(decided))
+
+
+def test_the_peak_is_what_is_held_by_kind(stages):
+    found = sorts(stages.coarse.nodes, {})
+    for choice in choices(stages):
+        decided = Decided(stages.graph, stages.coarse, stages.tables, choice)
+        held = memory_at_peak(decided, found)
+        assert sum(held.values()) == pytest.approx(peak_of(stages.tables.problem, choice))
+
+
+def test_nothing_is_split_and_every_byte_is_held_once():
+    """Stochastic gradient descent, whole on each device: the state once, because a new parameter is written
+    into the donated one, and at the end of the step nothing but arguments."""
+    stages = stages_of(sgd_step, *sgd_args(), network=network_of("cpu:8", x=8))
+    held = usage_over_time(stages.tables.problem, (0,) * len(stages.tables.nodes))
+    arguments = sum(stages.graph.values[leaf.value].bytes for leaf in stages.graph.arguments)
+    last_gradient = 16 * 32 * 4
+    assert held[-1] == arguments
+    update = max(node.position for node in stages.coarse.nodes if "sub" in primitives(stages.graph, node))
+    assert held[update] >= arguments + last_gradient
+    assert held.min() == arguments
+
+
+def test_a_donated_leaf_is_used_until_it_is_replaced_and_its_result_only_when_made():
+    stages = stages_of(sgd_step, *sgd_args(), network=network_of("cpu:8", x=8))
+    replaced = {leaf.value for leaf in stages.graph.results if leaf.partner is not None}
+    usages = {}
+    for usage in stages.tables.problem.node_usages:
+        usages.setdefault(usage.of, []).append(usage)
+    for node in stages.coarse.nodes:
+        for port, usage in zip(node.outputs, usages.get(node.id, []), strict=node.kind != "copy"):
+            if port.value in replaced:
+                assert (usage.first, usage.last) == (port.first, port.first + 1)
+            else:
+                assert (usage.first, usage.last) == (port.first, port.last + 1)
+
+
+def test_copies_hold_memory_on_their_edge_only(stages):
+    nodes, problem = stages.coarse.nodes, stages.tables.problem
+    assert not any(nodes[usage.of].kind == "copy" for usage in problem.node_usages)
+    for usage in problem.edge_usages:
+        link = stages.coarse.links[usage.of]
+        made = stages.tables.nodes[link.maker].outputs[link.out]
+        read = stages.tables.nodes[link.user].inputs[link.into]
+        whole = stages.graph.values[nodes[link.user].inputs[link.into].value].bytes
+        for i, j in ((0, 0), (-1, -1), (0, -1), (-1, 0)):
+            source, target = made.specs[made.index[i]], read.specs[read.index[j]]
+            held = 0 if source == target else whole / pieces(target, stages.network.sizes)
+            assert usage.bytes[i, j] == held
+        assert nodes[link.user].kind != "leaf"
+
+
+def test_a_copy_takes_the_specs_its_readers_want_and_no_other(stages):
+    for node in stages.coarse.nodes:
+        if node.kind == "copy":
+            wanted = {
+                spec
+                for link in stages.coarse.links
+                if link.maker == node.id
+                for spec in stages.tables.nodes[link.user].inputs[link.into].specs
+            }
+            assert set(stages.tables.nodes[node.id].outputs[0].specs) == wanted
+
+
+def test_a_pinned_leaf_has_one_strategy():
+    free = stages_of(sgd_step, *sgd_args(), network=network_of("cpu:8", x=8))
+    pin = {1: (("x",), ())}
+    pinned = stages_of(sgd_step, *sgd_args(), network=network_of("cpu:8", x=8), pins=pin)
+    assert [show(s) for s in pinned.tables.nodes[1].strategies] == ["{x: f0}"]
+    for v, (one, other) in enumerate(zip(free.tables.nodes, pinned.tables.nodes, strict=True)):
+        assert len(other.strategies) == (1 if v == 1 else len(one.strategies))
+
+
+def deep(layers: int, network) -> Stages:
+    """An MLP of equal layers with momentum, unrolled."""
+
+    def loss(weights, x):
+        for weight in weights:
+            x = x + jnp.tanh(x @ weight)
+        return (x * x).mean()
+
+    def step(state, x):
+        value, grads = jax.value_and_grad(loss)(state["w"], x)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, state["m"], grads)
+        return {"w": jax.tree.map(lambda w, m: w - m, state["w"], moments), "m": moments}, value
+
+    weights = [f32(16, 16)] * layers
+    return stages_of(step, {"w": weights, "m": weights}, f32(16, 16), network=network)
+
+
+def different(stages: Stages) -> tuple[int, int, int]:
+    """How many different node, node cost and edge tables there are."""
+    problem = stages.tables.problem
+    return (
+        len({id(table) for table in stages.tables.nodes}),
+        len({id(costs) for costs in problem.node_costs}),
+        len({id(costs) for costs in problem.edge_costs}),
+    )
+
+
+def test_depth_adds_nodes_but_no_tables():
+    network = network_of("tpu_v5p:2x2x2", x=2, y=2, z=2)
+    few, many = deep(4, network), deep(8, network)
+    assert len(many.tables.nodes) > 1.8 * len(few.tables.nodes)
+    assert different(few) == different(many)
+
+
+@pytest.mark.slow
+def test_depth_adds_no_tables_to_a_gpt():
+    def gpt(layers: int) -> Stages:
+        example = models.load("gpt", "tiny", layers=layers, batch=8, seq=8, d_model=16, heads=2)
+        args = (abstract_state(example.init), example.batch)
+        return stages_of(example.step, *args, network=network_of("tpu_v5e:2x4", x=2, y=4))
+
+    two, six = gpt(2), gpt(6)
+    assert len({id(table) for table in six.tables.nodes}) == len({id(table) for table in two.tables.nodes})
+
+
+def test_collectives_in_a_loop_are_paid_every_time():
+    stages = stages_of(nested, *NESTED, network=network_of("cpu:2", x=2))
+    assert {node.repeat for node in stages.coarse.nodes if node.kind == "op" and node.flops} == {3.0}
+    inside = [
+        link for link in stages.coarse.links if stages.coarse.nodes[link.user].inputs[link.into].repeat == 3.0
+    ]
+    assert inside
+    for link in inside:
+        port = stages.coarse.nodes[link.user].inputs[link.into]
+        made = stages.tables.nodes[link.maker].outputs[link.out]
+        read = stages.tables.nodes[link.user].inputs[link.into]
+        table = stages.tables.problem.edge_costs[stages.coarse.links.index(link)]
+        whole = stages.graph.values[port.value].bytes
+        for i, source in enumerate(made.specs):
+            for j, target in enumerate(read.specs):
+                if target == ((),) * len(target) and source != target:
+                    cost = table[list(made.index).index(i), list(read.index).index(j)]
+                    once = stages.network.seconds("all_gather", ("x",), float(whole))
+                    assert cost == pytest.approx(3.0 * once)
