@@ -36,8 +36,8 @@ def load(path: str | pathlib.Path) -> Problem:
         ) from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise InputError(
-            f"{path} is not a problem of the contest's format ({error!r}); give a JSON file with problem.nodes "
-            "and problem.edges."
+            f"{path} is not a problem of the contest's format ({error!r}); "
+            "give a JSON file with problem.nodes and problem.edges."
         ) from error
 
 

@@ -30,12 +30,19 @@ def pair_factor(pair: tuple[int, int], table: Floats, intern: Interner) -> Facto
     """The factor of an edge, in classes of equal rows and equal columns."""
 
     def make() -> tuple[tuple[Map, ...], Floats]:
-        rows, row_of = np.unique(table, axis=0, return_inverse=True)
-        columns, column_of = np.unique(rows, axis=1, return_inverse=True)
-        return (intern(row_of.reshape(-1)), intern(column_of.reshape(-1))), intern(columns)
+        row_of, rows = _equal_rows(table)
+        column_of, columns = _equal_rows(np.ascontiguousarray(table[rows].T))
+        return (intern(row_of), intern(column_of)), intern(table[np.ix_(rows, columns)])
 
     maps, core = intern.recall(("classes", id(table)), make)
     return Factor(pair, maps, core)
+
+
+def _equal_rows(table: Floats) -> tuple[Map, Map]:
+    """The class of every row, numbered as they appear, and the first row of each class."""
+    names: dict[bytes, int] = {}
+    classes = [names.setdefault(row.tobytes(), len(names)) for row in table]
+    return np.array(classes, dtype=np.intp), np.unique(classes, return_index=True)[1]
 
 
 def meet(maps: Sequence[Map], intern: Interner) -> tuple[Map, tuple[Map, ...]]:

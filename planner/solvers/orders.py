@@ -33,13 +33,20 @@ class Order:
     largest: float
 
 
-def best_order(network: Network, intern: Interner, rules: Iterable[str] = RULES) -> Order:
-    """The cheapest of the greedy orders; ties go to the earlier rule."""
-    return min((greedy_order(network, intern, rule) for rule in rules), key=lambda order: order.entries)
+def best_order(
+    network: Network, intern: Interner, rules: Iterable[str] = RULES, *, most: float = math.inf
+) -> Order | None:
+    """The cheapest of the greedy orders; ties go to the earlier rule. None if all are over `most`."""
+    best: Order | None = None
+    for rule in rules:
+        order = greedy_order(network, intern, rule, most=most if best is None else best.entries)
+        if order is not None and (best is None or order.entries < best.entries):
+            best = order
+    return best
 
 
-def greedy_order(network: Network, intern: Interner, rule: str) -> Order:
-    """The greedy order by one of RULES; ties go to the lower node."""
+def greedy_order(network: Network, intern: Interner, rule: str, *, most: float = math.inf) -> Order | None:
+    """The greedy order by one of RULES; ties go to the lower node. None if it takes over `most` entries."""
     shapes: list[dict[tuple[int, ...], Shape]] = [{} for _ in network.unary]
     for pair, factor in network.pairs.items():
         for v in pair:
@@ -58,6 +65,8 @@ def greedy_order(network: Network, intern: Interner, rule: str) -> Order:
         met = _clique(v, shapes, intern)
         size = math.prod((float(_count(one)) for one in met.values()), start=1.0)
         entries += size
+        if entries > most:
+            return None
         largest = max(largest, size / _count(met[v]) if v in met else 1.0)
         _replace(v, met, shapes, intern)
         for w in met:

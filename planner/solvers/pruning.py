@@ -156,11 +156,11 @@ def _near(state: Messages, choice: tuple[int, ...], width: float) -> list[NDArra
 def _eliminated(
     search: _Search, part: Network, entries: float, others: tuple[str, ...] = ("weight", "fill")
 ) -> tuple[int, ...] | None:
-    """The optimum of a network, None if that takes more than `entries`. others: orders to try after min-degree."""
+    """The optimum of a network, None if that takes more than `entries`. others: orders after min-degree."""
     folded = fold(part, search.intern, entries=entries, deadline=search.deadline)
     order = best_order(folded.network, search.intern, ("degree",), most=entries)
-    if order is None and entries > AT_ONCE:
-        order = best_order(folded.network, search.intern, ("weight", "fill"), most=entries)
+    if order is None:
+        order = best_order(folded.network, search.intern, others, most=entries)
     if order is None or order.largest > LARGEST_TABLE:
         return None
     found = eliminate(folded.network, order, search.intern, deadline=search.deadline)

@@ -22,6 +22,7 @@ from planner.solvers.ledger import Ledger, apply, cost_change, fits
 from planner.solvers.network import network_of
 
 WALKS = 40
+SLOW = 0.01  # a walk that closes less of the gap is the last
 SWEEPS = 4
 MOST_COLUMNS = 30_000  # of an integer programme that is tried
 HIGHS_SHARE = 0.5  # of the time that is left
@@ -118,12 +119,12 @@ def _kept(
     """The strategies that a choice of less than `value` may use, and the bound that proves it."""
     network = network_of(problem, Interner(), prices)
     state = Messages(network, Interner())
+    taken = network.rounding + problem.usage_limit * float(prices.sum())
     for _ in range(WALKS):
         before = state.bound
         walk(state)
-        if state.bound - before <= 1e-8 * abs(state.bound) or time.monotonic() > deadline:
+        if state.bound - before <= SLOW * (value + taken - state.bound) or time.monotonic() > deadline:
             break
-    taken = network.rounding + problem.usage_limit * float(prices.sum())
     return [
         np.flatnonzero(excess <= value - (state.base - taken)) for excess in state.excess
     ], state.bound - taken

@@ -16,7 +16,7 @@ from planner.solvers.repair import by_programme
 STEEP = (
     100.0  # a price at which saving memory comes before cost: per byte, in cost per peak of the free minimum
 )
-ROUNDS = 3  # of steep prices
+ROUNDS = 2  # of steep prices
 SWEEPS = 4
 EASED = 3  # choices that are tried to be made to fit
 
