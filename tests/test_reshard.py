@@ -102,6 +102,10 @@ def play(source: Spec, target: Spec, sizes: dict[str, int], whole: np.ndarray) -
                 (dim,) = (d for d in changed if d != source_dim)
                 held = all_to_all(held, step, source_dim, dim, sizes)
         assert all(np.array_equal(held[d], wanted[d]) for d in held), f"{step} does not lead there"
+        for cut, before, after in zip(
+            step.spec, source, target, strict=True
+        ):  # of which one divides the extent
+            assert any(ways(axes, sizes) % ways(cut, sizes) == 0 for axes in (before, after))
         now = step.spec
     final = shards(target, sizes, whole)
     assert all(np.isin(final[d], held[d]).all() for d in held), (

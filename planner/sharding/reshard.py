@@ -44,7 +44,8 @@ def _steps(source: Spec, target: Spec, size_items: tuple[tuple[str, int], ...]) 
         return tuple(steps)
     now = _permute(source, _arranged(_swapped(source, target, sizes), target), sizes, steps)
     now = _move(now, target, sizes, steps)
-    now = _gather(now, target, sizes, steps)
+    for dim, theirs in enumerate(target):
+        now = _gather(now, dim, tuple(a for a in now[dim] if a not in theirs), sizes, steps)
     _permute(_slice(now, target), target, sizes, steps)
     return tuple(steps)
 
@@ -94,30 +95,71 @@ def _arranged(now: Spec, target: Spec) -> Spec:
 
 
 def _move(now: Spec, target: Spec, sizes: Mapping[str, int], steps: list[Step]) -> Spec:
-    """Axes that change dims: one all-to-all for each pair of dims. They arrive as minor axes of their new
-    dim, and are put in order before the next step."""
-    for d, theirs in enumerate(target):
-        for source in range(len(target)):
-            moving = tuple(a for a in theirs if a in now[source])
-            if source == d or not moving:
-                continue
-            dims = list(now)
-            dims[source] = dims[source][: -len(moving)]
-            dims[d] += moving
-            moved = tuple(dims)
-            steps.append(Step("all_to_all", moving, ways(moving, sizes) / pieces(now, sizes), moved))
-            now = _permute(moved, _arranged(moved, target), sizes, steps)
+    """Axes that change dims: one all-to-all for each pair of dims.
+
+    A dim is only ever cut into as many pieces as divide those it has before or after, because nothing else
+    is known to divide its extent. Where a move would cut it finer, axes are gathered that are in its way:
+    those that leave the dim, or else the moving ones themselves, which are sliced off again at the end.
+    """
+    cuts = [(ways(mine, sizes), ways(theirs, sizes)) for mine, theirs in zip(now, target, strict=True)]
+    while moves := _moves(now, target):
+        fitting = [
+            (source, dim, moving)
+            for source, dim, moving in moves
+            if any(most % ways(now[dim] + moving, sizes) == 0 for most in cuts[dim])
+        ]
+        if fitting:
+            now = _all_to_all(now, *fitting[0], sizes, steps)
+            continue
+        source, dim, moving = moves[0]
+        leaving = tuple(a for a in now[dim] if a not in axes_of(target))
+        now = (
+            _gather(now, dim, leaving, sizes, steps)
+            if leaving
+            else _gather(now, source, moving, sizes, steps)
+        )
+    return _permute(now, _arranged(now, target), sizes, steps)
+
+
+def _moves(now: Spec, target: Spec) -> list[tuple[int, int, tuple[str, ...]]]:
+    """(from dim, to dim, axes, in the target's order) of all axes that are on another dim than in the
+    target."""
+    return [
+        (source, dim, moving)
+        for dim, theirs in enumerate(target)
+        for source, mine in enumerate(now)
+        if source != dim and (moving := tuple(a for a in theirs if a in mine))
+    ]
+
+
+def _all_to_all(
+    now: Spec, source: int, dim: int, moving: tuple[str, ...], sizes: Mapping[str, int], steps: list[Step]
+) -> Spec:
+    """Axes from one dim to another, where they arrive as the minor ones."""
+    now = _permute(now, _with_last(now, source, moving), sizes, steps)
+    dims = list(now)
+    dims[source] = dims[source][: -len(moving)]
+    dims[dim] += moving
+    steps.append(Step("all_to_all", moving, ways(moving, sizes) / pieces(now, sizes), tuple(dims)))
+    return tuple(dims)
+
+
+def _gather(
+    now: Spec, dim: int, leaving: tuple[str, ...], sizes: Mapping[str, int], steps: list[Step]
+) -> Spec:
+    """Axes that leave a dim: one all-gather."""
+    if not leaving:
+        return now
+    now = _permute(now, _with_last(now, dim, leaving), sizes, steps)
+    now = (*now[:dim], now[dim][: -len(leaving)], *now[dim + 1 :])
+    steps.append(Step("all_gather", leaving, 1 / pieces(now, sizes), now))
     return now
 
 
-def _gather(now: Spec, target: Spec, sizes: Mapping[str, int], steps: list[Step]) -> Spec:
-    """Axes that leave: one all-gather for each dim."""
-    for d, theirs in enumerate(target):
-        leaving = tuple(a for a in now[d] if a not in theirs)
-        if leaving:
-            now = (*now[:d], now[d][: -len(leaving)], *now[d + 1 :])
-            steps.append(Step("all_gather", leaving, 1 / pieces(now, sizes), now))
-    return now
+def _with_last(now: Spec, dim: int, axes: tuple[str, ...]) -> Spec:
+    """The spec with these axes of a dim as its minor ones."""
+    first = tuple(a for a in now[dim] if a not in axes)
+    return (*now[:dim], first + axes, *now[dim + 1 :])
 
 
 def _slice(now: Spec, target: Spec) -> Spec:
