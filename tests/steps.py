@@ -1,7 +1,8 @@
-"""The train steps that are planned, sharded and run on eight devices: small, in float32, with plain SGD.
+"""The train steps that are planned, sharded and run on eight devices, small; and what they do unsharded.
 
-SGD is linear in the gradient, so that rounding stays rounding; AdamW divides the rounding of a gradient that is zero
-by itself. The learning rates are high, so that three steps move the parameters by much more than the tolerance.
+With SGD, which is linear in the gradient, rounding stays rounding, so float32 will do. AdamW divides a
+gradient by its own size, noise by noise where the true one is nearly zero; it is compared in float64. The
+learning rates are high, so that three steps move the parameters by much more than the tolerance.
 """
 
 import contextlib
@@ -11,9 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import models
 import numpy as np
 import plain_transformer
+
+import models
 
 _LANGUAGE = {"batch": 8, "seq": 16, "layers": 2, "learning_rate": 0.5}
 _MODELS = {
@@ -23,7 +25,8 @@ _MODELS = {
     "mlp": ("mlp", {"learning_rate": 0.1}),
     "resnet": ("resnet", {"batch": 8, "image": 16, "learning_rate": 0.1}),
 }
-NAMES = (*_MODELS, "plain")
+_PLAIN = {"plain_sgd": plain_transformer.sgd_step, "plain_adamw": plain_transformer.adamw_step}
+NAMES = (*_MODELS, *_PLAIN)
 
 # Where each scheme is at home on eight devices: its own number of axes.
 MESHES = {
@@ -39,46 +42,59 @@ MESHES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Unsharded:
-    """A step and what it does to a state on one device. before, after: the state as numpy, before the first step and
-    after one on each of the batches; metrics: of the last."""
+class Step:
+    """A train step with its data. double: whether to run it in float64, under `jax.enable_x64`."""
 
     init: Callable[[Any], Any]
     step: Callable[[Any, Any], Any]
+    make_batch: Callable[[np.random.Generator], Any]
+    double: bool = False
+
+
+def step_of(name: str) -> Step:
+    """One of NAMES."""
+    if name in _PLAIN:
+        plain = plain_transformer
+        return Step(plain.init, _PLAIN[name], plain.make_batch, double=name == "plain_adamw")
+    model, settings = _MODELS[name]
+    example = models.load(model, "tiny", optimizer="sgd", **settings)
+    return Step(example.init, example.step, example.make_batch)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsharded:
+    """What a step does on one device. before, after: the state as numpy, before the first step, and after one
+    on each of the batches; metrics: of the last."""
+
     batches: tuple[Any, ...]
     before: Any
     after: Any
     metrics: Any
 
 
-def unsharded(name: str, count: int = 3) -> Unsharded:
-    """One of NAMES, run for `count` steps."""
-    if name == "plain":
-        init, step, make_batch = plain_transformer.init, plain_transformer.sgd_step, plain_transformer.make_batch
-    else:
-        model, settings = _MODELS[name]
-        example = models.load(model, "tiny", optimizer="sgd", **settings)
-        init, step, make_batch = example.init, example.step, example.make_batch
+def run_unsharded(step: Step, count: int = 3) -> Unsharded:
+    """`count` steps from a fresh state."""
     rng = np.random.default_rng(0)
-    batches = tuple(make_batch(rng) for _ in range(count))
-    state = jax.jit(init)(jax.random.key(0))
+    batches = tuple(step.make_batch(rng) for _ in range(count))
+    state = jax.jit(step.init)(jax.random.key(0))
     before, metrics = jax.tree.map(np.asarray, state), None
-    jitted = jax.jit(step)
+    jitted = jax.jit(step.step)
     for batch in batches:
         state, metrics = jitted(state, batch)
-    return Unsharded(init, step, batches, before, *jax.tree.map(np.asarray, (state, metrics)))
+    return Unsharded(batches, before, *jax.tree.map(np.asarray, (state, metrics)))
 
 
 @contextlib.contextmanager
 def compilations() -> Iterator[list[str]]:
     """The names of the functions that XLA compiles meanwhile, as jax logs them."""
     names: list[str] = []
+    start = "Finished XLA compilation of "
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = record.getMessage()
-            if text.startswith("Finished XLA compilation of "):
-                names.append(text.split(" in ")[0].removeprefix("Finished XLA compilation of "))
+            if text.startswith(start):
+                names.append(text.removeprefix(start).split(" in ")[0])
 
     listener, log = Listener(), logging.getLogger("jax")
     log.addHandler(listener)
