@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.cost.problem import FORBIDDEN, Problem, Usage, cost_of, peak_of
 from planner.errors import InputError
-from planner.solvers import auto, elimination, exhaustive, ilp, pruning, shortage
+from planner.solvers import auto, elimination, exhaustive, ilp, memory, pruning, shortage
 from planner.solvers.bounds import Messages, walk
 from planner.solvers.folding import fold, unfold
 from planner.solvers.interning import Interner
@@ -226,6 +226,31 @@ def test_an_interrupted_search_gives_what_it_has(monkeypatch: pytest.MonkeyPatch
     found = auto.solve(problem, starts=[tuple(0 for _ in problem.node_costs)])
     assert found.lower_bound <= best.cost <= found.cost <= cost_of(problem, [0] * 24)
     assert found.stopped.startswith("gap ")
+    assert found.stopped.endswith("the time was up")
+
+
+def test_an_interrupted_search_within_memory_gives_a_choice_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base = ladder(6, 5)
+    usages = tuple(Usage(v, 0, 1, np.arange(5.0)[::-1]) for v in range(24))
+    problem = dataclasses.replace(base, node_usages=usages, usage_limit=30.0)
+    start = (4,) * 24
+    best = auto.solve(problem)
+    calls = []
+
+    def interrupt(*given, **named):
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return pruning.minimise(*given, **named)
+
+    monkeypatch.setattr(memory, "minimise", interrupt)
+    found = auto.solve(problem, starts=[start])
+    assert len(calls) == 2
+    assert found.peak <= 30.0
+    assert found.lower_bound <= best.cost * (1 + 1e-9)
+    assert found.cost <= cost_of(problem, start)
     assert found.stopped.endswith("the time was up")
 
 

@@ -50,6 +50,8 @@ def solve_within(problem: Problem, free: Minimum, starts: Iterable[Sequence[int]
     seen = [see(problem, free.choice), *(see(problem, tuple(start)) for start in starts)]
     if seen[0].peak <= problem.usage_limit:
         return _answer(problem, seen[:1], free.bound, free.complete)
+    if not free.complete:  # interrupted, or out of time: only look at what is there
+        deadline = time.monotonic()
     if not fitting(problem, seen):
         floor, choice = least_usage(problem, int(seen[0].usage.argmax()), deadline)
         seen.append(see(problem, choice))
@@ -101,31 +103,34 @@ def _ascend(problem: Problem, seen: list[Seen], bound: float, deadline: float) -
     dual = _Dual(bound, np.zeros(problem.horizon), True)
     times = {int(seen[0].usage.argmax())}
     box = FIRST_BOX
-    for _ in range(ROUNDS):
-        active = sorted(times)
-        prices, ceiling = _highest(seen, active, limit, unit, box)
-        at_edge = bool((prices >= box * unit * (1 - CLOSE)).any())
-        if ceiling - dual.bound <= CLOSE * abs(dual.bound) and not at_edge:
-            break
-        full = np.zeros(problem.horizon)
-        full[active] = prices
-        network = network_of(problem, intern, full)
-        found = minimise(network, intern, start=seen[-1].choice, deadline=deadline)
-        value = found.bound - network.rounding - limit * float(prices.sum())
-        if value > dual.bound:
-            dual = _Dual(value, full, True)
-        seen.append(see(problem, found.choice))
-        if not found.complete or time.monotonic() > deadline:
-            return dataclasses.replace(dual, complete=False)
-        worst = int(seen[-1].usage.argmax())
-        if seen[-1].peak > limit:
-            if worst in times and at_edge:
-                if box > LAST_BOX:
-                    break
-                box *= GROWTH
-            times.add(worst)
-        if any(one.peak <= limit and one.cost - dual.bound <= ROUNDING * one.cost for one in seen):
-            break
+    try:
+        for _ in range(ROUNDS):
+            active = sorted(times)
+            prices, ceiling = _highest(seen, active, limit, unit, box)
+            at_edge = bool((prices >= box * unit * (1 - CLOSE)).any())
+            if ceiling - dual.bound <= CLOSE * abs(dual.bound) and not at_edge:
+                break
+            full = np.zeros(problem.horizon)
+            full[active] = prices
+            network = network_of(problem, intern, full)
+            found = minimise(network, intern, start=seen[-1].choice, deadline=deadline)
+            value = found.bound - network.rounding - limit * float(prices.sum())
+            if value > dual.bound:
+                dual = _Dual(value, full, True)
+            seen.append(see(problem, found.choice))
+            if not found.complete or time.monotonic() > deadline:
+                return dataclasses.replace(dual, complete=False)
+            worst = int(seen[-1].usage.argmax())
+            if seen[-1].peak > limit:
+                if worst in times and at_edge:
+                    if box > LAST_BOX:
+                        break
+                    box *= GROWTH
+                times.add(worst)
+            if any(one.peak <= limit and one.cost - dual.bound <= ROUNDING * one.cost for one in seen):
+                break
+    except KeyboardInterrupt:
+        return dataclasses.replace(dual, complete=False)
     return dual
 
 
