@@ -1,6 +1,6 @@
 """A decided plan in the field's words: "fsdp over x (16), Megatron column->row over y (4), vocabulary split"."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from planner.graph.labels import ATTRIBUTE, PARAMETER, SAMPLE
@@ -12,8 +12,11 @@ _WORTH_NAMING = 0.05  # of the step's FLOPs: below it an axis' use is a detail
 
 
 def describe(decided: Decided, sorts: Mapping[int, Sort]) -> str:
-    """One line: what each axis does for most of the work."""
-    parts = [_axis(decided, sorts, axis) for axis in decided.sizes]
+    """One line: what each axis does for most of the work; axes that do the same are named together."""
+    axes_of_use: dict[str, list[str]] = {}
+    for axis in decided.sizes:
+        axes_of_use.setdefault(_axis(decided, sorts, axis), []).append(axis)
+    parts = [f"{use} over {_named(axes, decided.sizes)}" for use, axes in axes_of_use.items()]
     if _vocabulary_split(decided):
         parts.append("vocabulary split")
     return ", ".join(parts)
@@ -35,13 +38,17 @@ def _axis(decided: Decided, sorts: Mapping[int, Sort], axis: str) -> str:
         names.append(f"Megatron {kind}{' with sequence parallel' if sequence else ''}")
     elif work["attribute"] > _WORTH_NAMING * total:
         names.append("sequence or spatial split")
-    size = decided.sizes[axis]
-    return f"{' and '.join(names) or 'replicated work'} over {axis} ({size})"
+    return " and ".join(names) or "replicated work"
 
 
-def _work(decided: Decided, axis: str) -> Counter[str]:
+def _named(axes: list[str], sizes: Mapping[str, int]) -> str:
+    """'x (4)', or 'x and y (4x2)'."""
+    return f"{' and '.join(axes)} ({'x'.join(str(sizes[axis]) for axis in axes)})"
+
+
+def _work(decided: Decided, axis: str) -> Mapping[str, float]:
     """FLOPs by what the axis splits in each heavy op."""
-    work: Counter[str] = Counter()
+    work: dict[str, float] = defaultdict(float)
     for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
         if node.kind != "op":
             continue
