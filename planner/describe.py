@@ -1,4 +1,4 @@
-"""A decided plan in the field's words: "fsdp over x (16), Megatron column->row over y (4), vocabulary split"."""
+"""A decided plan in the field's words: "fsdp over x (16), Megatron column->row over y (4)"."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
