@@ -25,7 +25,9 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'planner' has no attribute {name!r}; its names are {', '.join(__all__)}.")
+        raise AttributeError(
+            f"module 'planner' has no attribute {name!r}; its names are {', '.join(__all__)}."
+        )
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -1,13 +1,14 @@
 """The way through the house: plan a step, run it by the plan, compare it with the named schemes.
 
-    fn, args -trace-> Graph -coarsen-> nodes -tables-> Problem -search-> choice -planning-> Plan -apply-> ShardedStep
+fn, args -trace-> Graph -coarsen-> nodes -tables-> Problem -search-> choice -planning-> Plan -apply->
+ShardedStep
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from meshes.devices import jax_mesh, logical_of, machine_of_process
+from meshes.devices import auto_mesh, jax_mesh, logical_of, machine_of_process
 from meshes.machine import Machine, load_machine
 from meshes.mesh import LogicalMesh, mesh_of, preferred_meshes
 from planner import planning
@@ -42,16 +43,28 @@ def plan(
 ) -> Plan:
     """The best sharding found for one step; nothing is run, and no device is needed.
 
-    args: arrays or ShapeDtypeStructs, in any pytrees. machine: "tpu_v5e:4x4", or this process' devices. mesh: fix the
-    logical mesh (axis sizes, or a jax Mesh) instead of searching. pins: path pattern of arguments -> PartitionSpec.
-    schemes: stay inside these named schemes. memory_fraction: of a device's memory, the part a plan may use.
-    seconds: time limit of the search.
+    args: arrays or ShapeDtypeStructs, in any pytrees. machine: "tpu_v5e:4x4", or this process' devices. mesh:
+    fix the logical mesh (axis sizes, or a jax Mesh) instead of searching. pins: path pattern of arguments ->
+    PartitionSpec. schemes: stay inside these named schemes. memory_fraction: of a device's memory, the part a
+    plan may use. seconds: time limit of the search.
 
     Raises InputError, PinError, TraceError for bad input; InfeasibleError if nothing fits the memory.
     """
     started = time.monotonic()
     traced = trace_step(train_step, args, static_argnums, donate_argnums)
-    return _plan(traced, time.monotonic() - started, machine, mesh, pins, schemes, memory_fraction, solver, seconds, seed, progress)
+    return _plan(
+        traced,
+        time.monotonic() - started,
+        machine,
+        mesh,
+        pins,
+        schemes,
+        memory_fraction,
+        solver,
+        seconds,
+        seed,
+        progress,
+    )
 
 
 def plan_and_shard(
@@ -59,8 +72,8 @@ def plan_and_shard(
 ) -> ShardedStep:
     """The step, jitted to run as planned on this process' devices; a plan is made unless one is given.
 
-    Takes the keywords of `plan`. args: example arguments, arrays or ShapeDtypeStructs. The result is called like the
-    step itself; see ShardedStep for `init` and `put`.
+    Takes the keywords of `plan`. args: example arguments, arrays or ShapeDtypeStructs. The result is called
+    like the step itself; see ShardedStep for `init` and `put`.
     """
     tracing = {name: keywords.get(name) for name in ("static_argnums", "donate_argnums")}
     started = time.monotonic()
@@ -69,11 +82,20 @@ def plan_and_shard(
     if plan is None:
         rest = {name: value for name, value in keywords.items() if name not in tracing}
         plan = _plan(traced, tracing_seconds, **rest)
-    return apply(plan, traced, jax_mesh(mesh_of(load_machine(plan.machine), plan.mesh)))
+    return apply(plan, traced, _device_mesh(plan, keywords.get("mesh")))
+
+
+def _device_mesh(plan: Plan, given: Mesh | None) -> Any:
+    """The user's own jax Mesh if he gave one (its axes become Auto), else this process' devices in the plan's
+    order."""
+    if given is not None and not isinstance(given, Mapping):
+        return auto_mesh(given.devices, given.axis_names)
+    return jax_mesh(mesh_of(load_machine(plan.machine), plan.mesh))
 
 
 def compare(train_step: Callable[..., Any], *args: Any, **keywords: Any) -> Plan:
-    """The best plan beside the named schemes, priced by one model: `plan` by another name, read through `.schemes`."""
+    """The best plan beside the named schemes, priced by one model: `plan` by another name, read through
+    `.schemes`."""
     return plan(train_step, *args, **keywords)
 
 
@@ -92,7 +114,13 @@ def _plan(
 ) -> Plan:
     report = progress or (lambda stage, part: None)
     check_names(schemes, solver, memory_fraction)
-    target = machine if isinstance(machine, Machine) else load_machine(machine) if machine else machine_of_process()
+    target = (
+        machine
+        if isinstance(machine, Machine)
+        else load_machine(machine)
+        if machine
+        else machine_of_process()
+    )
     started = time.monotonic()
     report("walking the step", 0.0)
     graph = build_graph(traced)
@@ -123,9 +151,7 @@ def _meshes(machine: Machine, fixed: Mesh | None) -> tuple[LogicalMesh, ...]:
     return (mesh_of(machine, fixed if isinstance(fixed, Mapping) else logical_of(fixed)),)
 
 
-def _write(
-    graph: Graph, coarse: Coarse, machine: Machine, found: Found, stages: Mapping[str, float]
-) -> Plan:
+def _write(graph: Graph, coarse: Coarse, machine: Machine, found: Found, stages: Mapping[str, float]) -> Plan:
     best = found.best
     decided = planning.Decided(graph, coarse, best.tables, best.choice.choice)
     arguments, results = planning.leaf_plans(decided)

@@ -1,4 +1,5 @@
-"""The few kinds of error the planner raises. Every message is one sentence or two, the last of which is a remedy."""
+"""The few kinds of error the planner raises. Every message is one sentence or two, the last of which is a
+remedy."""
 
 
 class PlannerError(Exception):

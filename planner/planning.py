@@ -62,7 +62,7 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
     found: dict[Site, tuple[Spec, ...]] = {}
     values = decided.graph.values
     for value, spec in decided.specs.items():
-        found.update({site: (spec,) for site in values[value].made})
+        found.update(dict.fromkeys(values[value].made, (spec,)))
     way_to_copy = {}
     nodes = decided.coarse.nodes
     for link in decided.coarse.links:
@@ -73,7 +73,7 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
             continue
         way = way_to_copy.get(link.maker, ()) + _way(decided.made(link), decided.read(link), decided.sizes)
         if way:
-            found.update({site: way for site in nodes[link.user].inputs[link.into].uses})
+            found.update(dict.fromkeys(nodes[link.user].inputs[link.into].uses, way))
     return found
 
 
@@ -137,7 +137,9 @@ def memory_at_peak(decided: Decided, sorts: Mapping[int, Sort]) -> dict[str, flo
         if usage.first <= peak < usage.last:
             node = nodes[usage.of]
             kind = _HELD_AS.get(sorts[node.id]) or (
-                "activations" if sorts[node.id] == "activation" or _from_examples(node.labels, node) else "gradients"
+                "activations"
+                if sorts[node.id] == "activation" or _from_examples(node.labels, node)
+                else "gradients"
             )
             held[kind] += float(usage.bytes[decided.choice[usage.of]])
     for usage in problem.edge_usages:
@@ -154,7 +156,8 @@ def _from_examples(labels: Sequence[tuple[str, str]], node) -> bool:
 
 
 def leaf_plans(decided: Decided) -> tuple[tuple[LeafPlan, ...], tuple[LeafPlan, ...]]:
-    """Where the arguments and results live; a result that replaces an argument lives as that argument does."""
+    """Where the arguments and results live; a result that replaces an argument lives as that argument
+    does."""
     graph = decided.graph
 
     def planned(path: str, value: int, spec: Spec) -> LeafPlan:

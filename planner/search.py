@@ -2,8 +2,9 @@
 
     for each mesh:  tables -> each scheme at its best -> the free optimum, started from the schemes' choices
 
-The result is the cheapest choice that fits the memory. A named scheme that beats the free search (which can only happen
-when the search was cut short) is returned itself, so a plan is never worse than what one would have written by hand.
+The result is the cheapest choice that fits the memory. A named scheme that beats the free search (which can
+only happen when the search was cut short) is returned itself, so a plan is never worse than what one would
+have written by hand.
 """
 
 import dataclasses
@@ -29,15 +30,17 @@ from planner.sharding.spec import Spec
 from planner.solvers import auto
 
 SOLVERS = {"auto": auto.solve}
-_LIMITED_SHARE = 0.05  # of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will
+_LIMITED_SHARE = (
+    0.05  # of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will
+)
 
 Progress = Callable[[str, float], None]  # what is being done, and which part of the whole is done
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to search. limit: bytes per device. schemes: stay inside these, () for the whole space. pins: node id ->
-    spec. every_scheme: price each scheme on each mesh, not only where it is at home."""
+    """What to search. limit: bytes per device. schemes: stay inside these, () for the whole space. pins: node
+    id -> spec. every_scheme: price each scheme on each mesh, not only where it is at home."""
 
     limit: float
     schemes: tuple[str, ...] = ()
@@ -65,8 +68,8 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The result. best: the cheapest that fits, or else the one that needs the least memory. lower_bound: no choice on
-    any of the meshes tried is cheaper. seconds: of the stages cost and solve."""
+    """The result. best: the cheapest that fits, or else the one that needs the least memory. lower_bound: no
+    choice on any of the meshes tried is cheaper. seconds: of the stages cost and solve."""
 
     best: Candidate
     rows: tuple[SchemeRow, ...]
@@ -77,7 +80,12 @@ class Found:
 
 
 def search(
-    graph: Graph, coarse: Coarse, machine: Machine, meshes: Sequence[LogicalMesh], request: Request, progress: Progress
+    graph: Graph,
+    coarse: Coarse,
+    machine: Machine,
+    meshes: Sequence[LogicalMesh],
+    request: Request,
+    progress: Progress,
 ) -> Found:
     """The best choice over the meshes. A mesh that the time runs out for is left out, and a note says so."""
     sorts = named.sorts(coarse.nodes, _users(coarse))
@@ -138,7 +146,12 @@ def _users(coarse: Coarse) -> dict[int, list[Node]]:
 
 
 def _schemes(
-    coarse: Coarse, tables: Tables, mesh: LogicalMesh, sorts: Mapping[int, named.Sort], request: Request, seconds: float
+    coarse: Coarse,
+    tables: Tables,
+    mesh: LogicalMesh,
+    sorts: Mapping[int, named.Sort],
+    request: Request,
+    seconds: float,
 ) -> list[Candidate]:
     """Every named scheme that this mesh is the home of, solved inside its restriction."""
     found = []
@@ -158,10 +171,15 @@ def _schemes(
 
 
 def _inside(problem: Problem, request: Request, seconds: float) -> Choice:
-    """The best choice of a scheme: within the memory limit if one is found, else the fastest one without it."""
+    """The best choice of a scheme: within the memory limit if one is found, else the fastest one without
+    it."""
     solve = SOLVERS[request.solver]
     free = solve(dataclasses.replace(problem, usage_limit=math.inf), seconds=seconds, seed=request.seed)
-    if free.peak <= problem.usage_limit or not math.isfinite(free.cost) or least_peak(problem) > problem.usage_limit:
+    if (
+        free.peak <= problem.usage_limit
+        or not math.isfinite(free.cost)
+        or least_peak(problem) > problem.usage_limit
+    ):
         return free
     left = seconds if request.schemes else _LIMITED_SHARE * seconds
     lean = solve(problem, seconds=left, seed=request.seed, starts=[free.choice])
@@ -171,13 +189,16 @@ def _inside(problem: Problem, request: Request, seconds: float) -> Choice:
 def _kept(
     coarse: Coarse, tables: Tables, sorts: Mapping[int, named.Sort], roles: Mapping[str, str]
 ) -> list[np.ndarray] | None:
-    """The strategies each node keeps inside a scheme; None if some node has none left, or the scheme does nothing."""
+    """The strategies each node keeps inside a scheme; None if some node has none left, or the scheme does
+    nothing."""
     shared: dict[tuple, np.ndarray] = {}
     kept = []
     for node, table in zip(coarse.nodes, tables.nodes, strict=True):
         key = (id(table), sorts[node.id], node.labels)
         if key not in shared:
-            shared[key] = np.array(named.allowed(node, sorts[node.id], table.strategies, roles), dtype=np.int64)
+            shared[key] = np.array(
+                named.allowed(node, sorts[node.id], table.strategies, roles), dtype=np.int64
+            )
         kept.append(shared[key])
     if any(len(indices) == 0 for indices in kept) or not _works(coarse, tables, kept, roles):
         return None
@@ -203,7 +224,9 @@ def _free(
     return Candidate("", mesh, tables, choice)
 
 
-def _rows(graph: Graph, coarse: Coarse, candidates: Sequence[Candidate], best: Candidate) -> tuple[SchemeRow, ...]:
+def _rows(
+    graph: Graph, coarse: Coarse, candidates: Sequence[Candidate], best: Candidate
+) -> tuple[SchemeRow, ...]:
     """The chosen plan, then each scheme at its best mesh."""
     rows = [_row("chosen", graph, coarse, best)]
     for name in named.SCHEMES:

@@ -3,9 +3,9 @@
     walk(jaxpr, inputs) -> outputs
         for each equation: read the operands, look its primitive up, write the results
 
-jit, remat and custom-derivative calls are walked through as if they were not there. The body of a scan, while or
-cond is inlined once; what crosses its border goes through the pseudo-ops of `planner.graph.graph`. An equation
-without a rule becomes one op that cannot be split. Ops that no result needs are dropped at the end.
+jit, remat and custom-derivative calls are walked through as if they were not there. The body of a scan, while
+or cond is inlined once; what crosses its border goes through the pseudo-ops of `planner.graph.graph`. An
+equation without a rule becomes one op that cannot be split. Ops that no result needs are dropped at the end.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from planner import rules
 from planner.graph.graph import Graph, Leaf, Op, Path, Site, Value
 from planner.graph.rule import Dims, Rule
 from planner.jax_compat import (
+    BODIES,
     Traced,
     is_literal,
     leaf_paths,
@@ -32,9 +33,7 @@ from planner.jax_compat import (
     sub_jaxprs,
 )
 
-_INLINED = frozenset(
-    "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call custom_lin run_state".split()
-)
+_INLINED = BODIES.keys() - {"scan", "while", "cond"}  # walked through as if they were not there
 
 
 def build_graph(traced: Traced) -> Graph:
@@ -100,7 +99,8 @@ class _Walk:
     def jaxpr(
         self, closed: Any, inputs: Sequence[int | None], path: Path, region: Path, repeat: float
     ) -> list[int | None]:
-        """Walk a jaxpr whose inputs are these values; returns the values of its outputs (None for a literal)."""
+        """Walk a jaxpr whose inputs are these values; returns the values of its outputs (None for a
+        literal)."""
         inner = open_jaxpr(closed)
         env: dict[Any, int | None] = dict(zip(inner.invars, inputs, strict=True))
         for var in inner.constvars:
@@ -223,7 +223,9 @@ class _Walk:
         op["operands"][0] = initial
         return inside, final, op
 
-    def scan(self, eqn: Any, i: int, operands: list[int | None], path: Path, repeat: float) -> list[int | None]:
+    def scan(
+        self, eqn: Any, i: int, operands: list[int | None], path: Path, repeat: float
+    ) -> list[int | None]:
         consts, carries = scan_counts(eqn)
         ((parameter, index, inner),) = sub_jaxprs(eqn)
         body = (*path, (i, parameter, index))
@@ -251,7 +253,9 @@ class _Walk:
             whole = operands[k]
             inside = self.value(invars[k].aval, self.name_of(whole), (Site("in", body, 0, k),))
             if whole is not None:
-                self.pseudo("scan_slice", (whole,), (inside,), ((Site("use", path, i, k),),), times, body, source)
+                self.pseudo(
+                    "scan_slice", (whole,), (inside,), ((Site("use", path, i, k),),), times, body, source
+                )
             inputs.append(inside)
         outputs = self.jaxpr(inner, inputs, body, body, times)
         for (_, op), value in zip(loops, outputs, strict=False):
@@ -265,7 +269,9 @@ class _Walk:
             results.append(stacked)
         return results
 
-    def loop(self, eqn: Any, i: int, operands: list[int | None], path: Path, repeat: float) -> list[int | None]:
+    def loop(
+        self, eqn: Any, i: int, operands: list[int | None], path: Path, repeat: float
+    ) -> list[int | None]:
         subs = {parameter: (parameter, index, inner) for parameter, index, inner in sub_jaxprs(eqn)}
         test_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         (p_test, k_test, test), (p_body, k_body, inner) = subs["cond_jaxpr"], subs["body_jaxpr"]
@@ -278,7 +284,10 @@ class _Walk:
             inside, final, op = self.carry(
                 eqn.outvars[k - first].aval,
                 operands[k],
-                (Site("in", body, 0, body_consts + k - first), Site("in", test_path, 0, test_consts + k - first)),
+                (
+                    Site("in", body, 0, body_consts + k - first),
+                    Site("in", test_path, 0, test_consts + k - first),
+                ),
                 Site("out", path, i, k - first),
                 ((Site("use", path, i, k),), (Site("ret", body, 0, k - first),)),
                 repeat,

@@ -1,7 +1,8 @@
 """Tables of what it costs to bring a value from any of some specs to any of others.
 
-A reshard is a short list of *terms*: (kind, axes, fraction of the value). The terms of a pair of specs do not depend on the
-value, so they are found once per mesh; a table for a value of some size is then one lookup per entry:
+A reshard is a short list of *terms*: (kind, axes, fraction of the value). The terms of a pair of specs do not
+depend on the value, so they are found once per mesh; a table for a value of some size is then one lookup per
+entry:
 
     cost[i, j] = sum over the terms of (source i, target j) of seconds(kind, axes, fraction * bytes)
 """
@@ -30,8 +31,8 @@ class EdgePricer:
         self.pattern = functools.cache(self._pattern)
 
     def tables(self, sources: _Specs, targets: _Specs, whole: float, repeat: float) -> tuple[Floats, Floats]:
-        """(seconds, bytes of the resharded copy), each of shape (sources, targets), for a value of `whole` bytes that
-        is moved `repeat` times a step."""
+        """(seconds, bytes of the resharded copy), each of shape (sources, targets), for a value of `whole`
+        bytes that is moved `repeat` times a step."""
         pattern, copied = self.pattern(sources, targets)
         seconds = [self.network.seconds(kind, axes, fraction * whole) for kind, axes, fraction in self.terms]
         priced = np.array([*seconds, 0.0])  # the last entry stands for no term
@@ -47,13 +48,15 @@ class EdgePricer:
         return pattern, differ / np.array([pieces(target, self.sizes) for target in targets])
 
     def _terms(self, source: Spec, target: Spec) -> tuple[int, ...]:
-        """The terms of a pair, at least one. Dims that stay as they are only make the value smaller: leaving them out
-        lets many pairs share one answer."""
+        """The terms of a pair, at least one. Dims that stay as they are only make the value smaller: leaving
+        them out lets many pairs share one answer."""
         moving = [(s, t) for s, t in zip(source, target, strict=True) if s != t]
         still = tuple(s for s, t in zip(source, target, strict=True) if s == t and s)
         key = (tuple(s for s, _ in moving), tuple(t for _, t in moving), pieces(still, self.sizes))
         if key not in self.of_moving:
-            found = ((step.kind, step.axes, step.fraction / key[2]) for step in reshard(key[0], key[1], self.sizes))
+            found = (
+                (step.kind, step.axes, step.fraction / key[2]) for step in reshard(key[0], key[1], self.sizes)
+            )
             terms = tuple(self.terms.setdefault(term, len(self.terms)) for term in found)
             self.of_moving[key] = terms or (-1,)
         self.of_pair[source, target] = self.of_moving[key]

@@ -6,8 +6,8 @@
                  + sum of edge_usages whose interval holds t   <=  usage_limit
 
 A choice c gives each node one of its strategies. Identical tables are the *same* numpy object: solvers may
-intern by `id`. With no edge usages, and one usage per node this is the problem of the ASPLOS/EuroSys 2025 contest
-on intra-operator parallelism. A forbidden strategy or pair costs `FORBIDDEN`.
+intern by `id`. With no edge usages, and one usage per node this is the problem of the ASPLOS/EuroSys 2025
+contest on intra-operator parallelism. A forbidden strategy or pair costs `FORBIDDEN`.
 """
 
 import dataclasses
@@ -61,7 +61,8 @@ def cost_of(problem: Problem, choice: tuple[int, ...] | list[int]) -> float:
     """Seconds of a choice; inf if it uses a forbidden strategy or pair."""
     nodes = sum(float(costs[c]) for costs, c in zip(problem.node_costs, choice, strict=True))
     edges = sum(
-        float(table[choice[u], choice[w]]) for (u, w), table in zip(problem.edges, problem.edge_costs, strict=True)
+        float(table[choice[u], choice[w]])
+        for (u, w), table in zip(problem.edges, problem.edge_costs, strict=True)
     )
     return nodes + edges
 

@@ -2,11 +2,12 @@
 
     node cost[s]     = work of the node under strategy s + collectives that finish its partial sums
     edge cost[s, t]  = collectives from the spec the maker leaves under s to the spec the user reads under t
-    usage            = what each node keeps (from when it is made until it is last read), the step's arguments all the
+    usage            = what each node keeps (from when it is made until it is last read), the step's arguments
+    all the
                        time, and a resharded copy while it is needed
 
-Nodes with the same signature share strategies and costs, links between the same signatures share one table: 48 equal
-layers cost as much to build as one.
+Nodes with the same signature share strategies and costs, links between the same signatures share one table:
+48 equal layers cost as much to build as one.
 """
 
 import dataclasses
@@ -63,8 +64,8 @@ class Tables:
 def build(
     graph: Graph, coarse: Coarse, network: Network, limit: float, pins: Mapping[int, Spec] | None = None
 ) -> Tables:
-    """The Problem of a coarsened graph on one mesh, whose devices hold `limit` bytes each. pins: the spec of some
-    leaf nodes, which then have no other strategy."""
+    """The Problem of a coarsened graph on one mesh, whose devices hold `limit` bytes each. pins: the spec of
+    some leaf nodes, which then have no other strategy."""
     return _Build(graph, coarse, network, pins or {}).tables(limit)
 
 
@@ -160,9 +161,7 @@ class _Build:
             kept=kept,
         )
 
-    def _edge(
-        self, link: Link, nodes: list[NodeTable]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _edge(self, link: Link, nodes: list[NodeTable]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         port = self.coarse.nodes[link.user].inputs[link.into]
         made, read = nodes[link.maker].outputs[link.out], nodes[link.user].inputs[link.into]
         whole = self.graph.values[port.value].bytes

@@ -16,7 +16,8 @@ from planner.sharding.strategy import ALL_REDUCE, Strategy, spec_of
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """One collective: kind, axes, bytes of the array that one group holds (sent bytes for a permute), runs in a step."""
+    """One collective: kind, axes, bytes of the array that one group holds (sent bytes for a permute), runs in
+    a step."""
 
     kind: str
     axes: tuple[str, ...]

@@ -1,16 +1,17 @@
 """Coarsening: from ops to nodes, the things that get one strategy each.
 
-A *block* is a maximal connected set of light ops (element-wise, broadcasts, reductions) in one loop body that lie
-between the same heavy ops: XLA fuses them, and one assignment of axes to the block's factors fixes all their specs.
-"Between the same heavy ops" is the *depth* of an op: the largest number of heavy ops on a path to it. It keeps a
-backward block apart from the forward block whose saved values it reads, and one layer's residual sum apart from the next.
+A *block* is a maximal connected set of light ops (element-wise, broadcasts, reductions) in one loop body that
+lie between the same heavy ops: XLA fuses them, and one assignment of axes to the block's factors fixes all
+their specs. "Between the same heavy ops" is the *depth* of an op: the largest number of heavy ops on a path
+to it. It keeps a backward block apart from the forward block whose saved values it reads, and one layer's
+residual sum apart from the next.
 
-A heavy op is a node by itself. An argument of the step is a node: its storage. A value that several heavy ops of one
-loop body use gets a *copy* node: the spec it is used in, reached once and shared (one all-gather for a forward and
-a backward use); the heavy ops read the copy, everything else reads the value as it is kept.
+A heavy op is a node by itself. An argument of the step is a node: its storage. A value that several heavy ops
+of one loop body use gets a *copy* node: the spec it is used in, reached once and shared (one all-gather for a
+forward and a backward use); the heavy ops read the copy, everything else reads the value as it is kept.
 
-Every factor of a block is named by a class of op-factors that must agree, found by union-find along the values
-inside the block.
+Every factor of a block is named by a class of op-factors that must agree, found by union-find along the
+values inside the block.
 """
 
 import dataclasses
@@ -30,7 +31,8 @@ _MOST_FACTORS = 6
 @dataclasses.dataclass(frozen=True)
 class Port:
     """A value as one node makes or reads it. dims: the node's factors of each dim. first, last: the program
-    positions between which the node needs it. repeat: times a step. uses: where the use can be constrained."""
+    positions between which the node needs it. repeat: times a step. uses: where the use can be
+    constrained."""
 
     value: int
     dims: Dims
@@ -54,8 +56,9 @@ class Sum:
 class Node:
     """Something that gets one strategy.
 
-    sizes, splittable, labels: its factors, those that axes may be given to, and what each stands for. inner: values
-    made and read inside it, which cost no memory traffic but are pinned all the same. flops: of one run, unsharded.
+    sizes, splittable, labels: its factors, those that axes may be given to, and what each stands for. inner:
+    values made and read inside it, which cost no memory traffic but are pinned all the same. flops: of one
+    run, unsharded.
     """
 
     id: int
@@ -85,7 +88,8 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Coarse:
-    """The graph of nodes. home: for each value, the (node, output port) that fixes its spec; absent for scalars."""
+    """The graph of nodes. home: for each value, the (node, output port) that fixes its spec; absent for
+    scalars."""
 
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
@@ -104,7 +108,8 @@ def coarsen(graph: Graph) -> Coarse:
 
 
 def _groups(graph: Graph, when: dict[int, int]) -> list["_Factors"]:
-    """Ops that share a node, in order of their first op. Ops on scalars only are left out: nothing to decide."""
+    """Ops that share a node, in order of their first op. Ops on scalars only are left out: nothing to
+    decide."""
     level, depth = _levels(graph, when)
     parent: dict[int, int] = {}
     near: dict[int, list[Op]] = defaultdict(list)
@@ -140,8 +145,9 @@ def _groups(graph: Graph, when: dict[int, int]) -> list["_Factors"]:
 def _tied(value: int, first: Op, second: Op, readers: int, depth: int) -> bool:
     """Whether a value that one light op makes or reads, and another reads, puts them in one block.
 
-    It must have all their dims: a bias that two blocks add says nothing about their other dims. A maker whose only
-    reader has more dims (a broadcast) goes with its reader. Readers of a value of depth 0 share a parameter, no more.
+    It must have all their dims: a bias that two blocks add says nothing about their other dims. A maker whose
+    only reader has more dims (a broadcast) goes with its reader. Readers of a value of depth 0 share a
+    parameter, no more.
     """
     if value in first.results:
         return _spans(second, value) or readers == 1
@@ -159,8 +165,8 @@ def _spans(op: Op, value: int) -> bool:
 def _levels(graph: Graph, when: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
     """The depth of each op, and of each value; `when` is moved to where the op will really run.
 
-    A light op that only one deeper block reads belongs to that block (a moment times its decay; a derivative that
-    only the backward pass needs): XLA computes it there, so its operands are held until then.
+    A light op that only one deeper block reads belongs to that block (a moment times its decay; a derivative
+    that only the backward pass needs): XLA computes it there, so its operands are held until then.
     """
     depth: dict[int, int] = {}
     level: dict[int, int] = {}
@@ -236,7 +242,9 @@ class _Factors:
         return tuple(tuple(self.name[self.find((op, f))] for f in dim) for dim in dims)
 
     def sizes(self) -> dict[str, int]:
-        return {self.name[self.find((op.id, f))]: op.rule.sizes[f] for op in self.members for f in op.rule.factors}
+        return {
+            self.name[self.find((op.id, f))]: op.rule.sizes[f] for op in self.members for f in op.rule.factors
+        }
 
     def labels(self, of_op: Mapping[tuple[int, str], str]) -> dict[str, str]:
         """The strongest label of each factor among the ops."""
@@ -290,14 +298,17 @@ class _Builder:
         return node
 
     def leaves(self) -> None:
-        """One node per array argument, whose input (if a result replaces it) is that result; one per constant."""
+        """One node per array argument, whose input (if a result replaces it) is that result; one per
+        constant."""
         results = {leaf.index: leaf.value for leaf in self.graph.results}
         made = {value for op in self.graph.ops for value in op.results}
         end = len(self.graph.ops)
         for leaf in self.graph.arguments:
             if not _scalar(self.graph, leaf.value):
                 new = results.get(leaf.partner, -1) if leaf.partner is not None else -1
-                self._leaf("leaf", leaf.value, [new] if new in made else [], end, self.labels.arguments[leaf.value])
+                self._leaf(
+                    "leaf", leaf.value, [new] if new in made else [], end, self.labels.arguments[leaf.value]
+                )
                 made.add(leaf.value)
         for op in self.graph.ops:
             for value in op.operands:
@@ -305,11 +316,15 @@ class _Builder:
                     made.add(value)
                     self._leaf("const", value, [], end, (NONE,) * len(self.graph.values[value].shape))
 
-    def _leaf(self, kind: Kind, value: int, replaced_by: list[int], end: int, labels: tuple[str, ...]) -> None:
+    def _leaf(
+        self, kind: Kind, value: int, replaced_by: list[int], end: int, labels: tuple[str, ...]
+    ) -> None:
         shape = self.graph.values[value].shape
         names = tuple(f"f{i}" for i in range(len(shape)))
         dims = tuple((name,) for name in names)
-        free = tuple(n for n, extent in zip(names, shape, strict=True) if extent > 1) if kind == "leaf" else ()
+        free = (
+            tuple(n for n, extent in zip(names, shape, strict=True) if extent > 1) if kind == "leaf" else ()
+        )
         self.add(
             kind=kind,
             ops=(),
@@ -334,9 +349,9 @@ class _Builder:
         reads: dict[int, list[tuple[Op, int]]] = defaultdict(list)
         for op in members:
             for k, value in enumerate(op.operands):
-                if value is not None and value not in inside and not _scalar(self.graph, value):
-                    reads[value].append((op, k))
-                elif value in inside and op.primitive == "loop_carry" and k == 1:
+                if (value is not None and value not in inside and not _scalar(self.graph, value)) or (
+                    value in inside and op.primitive == "loop_carry" and k == 1
+                ):
                     reads[value].append((op, k))
         inputs = tuple(self._input(value, uses, factors) for value, uses in reads.items())
         outputs, inner = [], []
@@ -388,7 +403,9 @@ class _Builder:
         born = self.position[op.id]
         last = born
         for reader in self.readers[value]:
-            last = max(last, *(self._use_position(reader, k) for k, v in enumerate(reader.operands) if v == value))
+            last = max(
+                last, *(self._use_position(reader, k) for k, v in enumerate(reader.operands) if v == value)
+            )
             last = max(last, self._held_until(reader, op))
         if value in self.returned:
             last = len(self.graph.ops)
@@ -402,7 +419,8 @@ class _Builder:
         return 0
 
     def copies(self) -> dict[tuple[int, int], int]:
-        """Copy nodes, by (value, id of the reading node): where at least two heavy ops of one body read a value."""
+        """Copy nodes, by (value, id of the reading node): where at least two heavy ops of one body read a
+        value."""
         heavy: dict[tuple, list[tuple[Node, int]]] = defaultdict(list)
         for node in self.nodes:
             if node.kind == "op":

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 
 from planner.graph.rule import Rule
 
-Path = tuple[tuple[int, str, int | None], ...]  # (equation, parameter, index in it) of each enclosing equation
+Path = tuple[
+    tuple[int, str, int | None], ...
+]  # (equation, parameter, index in it) of each enclosing equation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """Labels: what a dim of the program stands for, in FlexFlow's words.
 
-'sample' is the dim along which the examples of a batch lie, 'attribute' another dim of the examples (sequence,
-height, width), 'parameter' a dim of the state (features, heads, vocabulary). The named schemes are defined by labels
-("data: axes on sample factors only"); the search itself does not need them.
+'sample' is the dim along which the examples of a batch lie, 'attribute' another dim of the examples
+(sequence, height, width), 'parameter' a dim of the state (features, heads, vocabulary). The named schemes are
+defined by labels ("data: axes on sample factors only"); the search itself does not need them.
 
-Dims that some op walks with one factor form a class (union-find over the whole step), and a class has one label:
-sample if an example lies along it; else parameter if it is contracted with a weight somewhere; else that of the
-arguments it comes from. The minor part of a merged dim, `e` in `(h e)`, belongs to no argument: it takes the label of the whole.
+Dims that some op walks with one factor form a class (union-find over the whole step), and a class has one
+label: sample if an example lies along it; else parameter if it is contracted with a weight somewhere; else
+that of the arguments it comes from. The minor part of a merged dim, `e` in `(h e)`, belongs to no argument:
+it takes the label of the whole.
 """
 
 import dataclasses
@@ -31,7 +32,8 @@ def join(a: str, b: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """factors: the label of every (op id, factor). arguments: of every dim of the step's arguments, by value id."""
+    """factors: the label of every (op id, factor). arguments: of every dim of the step's arguments, by value
+    id."""
 
     factors: Mapping[tuple[int, str], str]
     arguments: Mapping[int, tuple[str, ...]]
@@ -54,8 +56,13 @@ def label(graph: Graph) -> Labels:
                 whole = labels.get(classes.find((op.id, dim[0])), NONE) if len(dim) > 1 else NONE
                 for minor in dim[1:]:
                     labels.setdefault(classes.find((op.id, minor)), ATTRIBUTE if whole == SAMPLE else whole)
-    factors = {(op.id, f): labels.get(classes.find((op.id, f)), NONE) for op in graph.ops for f in op.rule.factors}
-    arguments = {v: tuple(labels.get(classes.find((v, i)), NONE) for i in range(len(dims))) for v, dims in given.items()}
+    factors = {
+        (op.id, f): labels.get(classes.find((op.id, f)), NONE) for op in graph.ops for f in op.rule.factors
+    }
+    arguments = {
+        v: tuple(labels.get(classes.find((v, i)), NONE) for i in range(len(dims)))
+        for v, dims in given.items()
+    }
     return Labels(factors, arguments)
 
 

@@ -1,19 +1,22 @@
 """The named schemes, as restrictions of the one space of strategies.
 
-A scheme gives each mesh axis a *role*: a set of moves it may make in each sort of node. A move is what an axis does in a
-strategy: nothing, split a factor with some label, or split a reduced factor and finish its sums in some way. The
-solver is then free inside the restriction, so a scheme is priced at its best.
+A scheme gives each mesh axis a *role*: a set of moves it may make in each sort of node. A move is what an
+axis does in a strategy: nothing, split a factor with some label, or split a reduced factor and finish its
+sums in some way. The solver is then free inside the restriction, so a scheme is priced at its best.
 
     role      state       batch, activations     heavy ops                                sums end in
     data      whole       sample                 sample                                   all-reduce
-    zero1     moments     sample                 sample                                   all-reduce, reduce-scatter
-    fsdp      split       sample                 sample                                   all-reduce, reduce-scatter
+    zero1     moments     sample                 sample                                   all-reduce,
+    reduce-scatter fsdp      split       sample                 sample
+    all-reduce, reduce-scatter
     tensor    any         parameter, none        parameter, none                          all-reduce
-    sequence  any         parameter, attribute   parameter, none                          all-reduce, scatter onto attribute
-    feature   split       parameter              parameter                                scatter onto parameter
+    sequence  any         parameter, attribute   parameter, none                          all-reduce, scatter
+    onto attribute feature   split       parameter              parameter
+    scatter onto parameter
     cube      split       sample, parameter      parameter; sample where no weight is     scatter
 
-The two cube axes of 3-D parallelism lie on different dims of every activation, and swap them from one linear to the next.
+The two cube axes of 3-D parallelism lie on different dims of every activation, and swap them from one linear
+to the next.
 """
 
 import dataclasses
@@ -29,8 +32,9 @@ Sort = Literal["parameter", "moment", "data", "state", "update", "activation", "
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """What one axis does in one strategy. label: of the factor it splits, None if it splits nothing; finish: None, or
-    'all_reduce', or the label of the dim that partial sums are scattered onto; factor: the one it splits."""
+    """What one axis does in one strategy. label: of the factor it splits, None if it splits nothing; finish:
+    None, or 'all_reduce', or the label of the dim that partial sums are scattered onto; factor: the one it
+    splits."""
 
     label: str | None
     finish: str | None = None
@@ -39,7 +43,8 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-    """A named restriction. roles: role of each axis of a mesh with that many axes, None if it needs other axes."""
+    """A named restriction. roles: role of each axis of a mesh with that many axes, None if it needs other
+    axes."""
 
     name: str
     words: str
@@ -136,7 +141,8 @@ def _cube(node: Node, sort: Sort, made: Mapping[str, Move], roles: Mapping[str, 
     if None in labels:
         return labels == [None, None]
     rows = sum(move.finish is not None for move in pair)
-    # One axis on the rows of the weight, the other on its columns; both are columns of a gradient's two factors.
+    # One axis on the rows of the weight, the other on its columns; both are columns of a gradient's two
+    # factors.
     return SAMPLE not in labels and rows == (0 if gradient else 1) and pair[0].factor != pair[1].factor
 
 

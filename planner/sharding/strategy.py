@@ -1,14 +1,15 @@
 """Strategy: which factors of one node the mesh axes split, and how partial sums are finished.
 
-Each mesh axis does one thing in a node: nothing (the work is repeated along it), or split one factor. Splitting a
-reduced factor of a heavy op leaves partial sums, which are finished by an all-reduce, or by a reduce-scatter onto a dim
-of the result. Inside a block they are finished by an all-reduce.
+Each mesh axis does one thing in a node: nothing (the work is repeated along it), or split one factor.
+Splitting a reduced factor of a heavy op leaves partial sums, which are finished by an all-reduce, or by a
+reduce-scatter onto a dim of the result. Inside a block they are finished by an all-reduce.
 
     {x: b, y: k>0}    axis x splits factor b; y splits the reduced k, whose sums are scattered onto dim 0
 
-Axes of one dim stand in the order of the mesh (major first), those that a reduce-scatter adds last. Where parameters
-live (nodes that never see an example) the reverse order is tried too: 3-D parallelism keeps a weight as P(z, (y, x)), because
-x is gathered for use, and only the minor axes of a dim can be gathered without moving shards about.
+Axes of one dim stand in the order of the mesh (major first), those that a reduce-scatter adds last. Where
+parameters live (nodes that never see an example) the reverse order is tried too: 3-D parallelism keeps a
+weight as P(z, (y, x)), because x is gathered for use, and only the minor axes of a dim can be gathered
+without moving shards about.
 """
 
 import dataclasses
@@ -25,8 +26,8 @@ _MOST_SCATTERED_RANK = 3
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """split: axes of each factor, major first. finish: for each axis on a reduced factor the dim of the result its
-    partial sums are scattered onto, or ALL_REDUCE."""
+    """split: axes of each factor, major first. finish: for each axis on a reduced factor the dim of the
+    result its partial sums are scattered onto, or ALL_REDUCE."""
 
     split: Mapping[str, tuple[str, ...]]
     finish: Mapping[str, int]
@@ -95,7 +96,9 @@ def strategies(node: Node, sizes: Mapping[str, int], stores_state: bool) -> tupl
         if _fits(node, candidate, extents, sizes):
             found.append(candidate)
             if stores_state and any(len(axes) > 1 for axes in candidate.split.values()):
-                found.append(Strategy({f: axes[::-1] for f, axes in candidate.split.items()}, candidate.finish))
+                found.append(
+                    Strategy({f: axes[::-1] for f, axes in candidate.split.items()}, candidate.finish)
+                )
     return tuple(found)
 
 
