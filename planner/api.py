@@ -16,7 +16,7 @@ from planner.apply import ShardedStep, apply
 from planner.describe import describe
 from planner.graph.coarsen import Coarse, coarsen
 from planner.graph.graph import Graph
-from planner.inputs import check_batch, check_names, pinned_nodes, usable_meshes
+from planner.inputs import check_batch, check_names, check_same_step, check_types, pinned_nodes, usable_meshes
 from planner.jax_compat import Traced, trace_step
 from planner.plans import Plan
 from planner.search import Found, Progress, Request, search
@@ -82,6 +82,8 @@ def plan_and_shard(
     if plan is None:
         rest = {name: value for name, value in keywords.items() if name not in tracing}
         plan = _plan(traced, tracing_seconds, **rest)
+    else:
+        check_same_step(plan, planning.fingerprint(build_graph(traced)))
     return apply(plan, traced, _device_mesh(plan, keywords.get("mesh")))
 
 
@@ -114,6 +116,7 @@ def _plan(
 ) -> Plan:
     report = progress or (lambda stage, part: None)
     check_names(schemes, solver, memory_fraction)
+    check_types(machine, mesh, seconds)
     target = (
         machine
         if isinstance(machine, Machine)
@@ -140,7 +143,7 @@ def _plan(
     ready = time.monotonic()
     found = search(graph, coarse, target, usable_meshes(meshes, graph, coarse, request.pins), request, report)
     if not found.best.fits:
-        raise does_not_fit(graph, coarse, found, target, memory_fraction)
+        raise does_not_fit(graph, coarse, found, target, memory_fraction, request)
     stages = {"trace": tracing_seconds + walked - started, "space": ready - walked, **found.seconds}
     return _write(graph, coarse, target, found, stages)
 

@@ -62,7 +62,7 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
     found: dict[Site, tuple[Spec, ...]] = {}
     values = decided.graph.values
     for value, spec in decided.specs.items():
-        found.update(dict.fromkeys(values[value].made, (spec,)))
+        found.update((site, (spec,)) for site in values[value].made)
     way_to_copy = {}
     nodes = decided.coarse.nodes
     for link in decided.coarse.links:
@@ -73,7 +73,7 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
             continue
         way = way_to_copy.get(link.maker, ()) + _way(decided.made(link), decided.read(link), decided.sizes)
         if way:
-            found.update(dict.fromkeys(nodes[link.user].inputs[link.into].uses, way))
+            found.update((site, way) for site in nodes[link.user].inputs[link.into].uses)
     return found
 
 

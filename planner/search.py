@@ -21,6 +21,7 @@ from planner.cost.problem import Choice, Problem, least_peak, peak_of
 from planner.cost.restrict import restrict, widen
 from planner.cost.tables import Tables, build
 from planner.cost.traffic import Network
+from planner.errors import InputError
 from planner.graph.coarsen import Coarse, Node
 from planner.graph.graph import Graph
 from planner.planning import Decided, communication_seconds, wire_bytes
@@ -114,6 +115,12 @@ def search(
         spent["solve"] += time.monotonic() - built
         candidates += on_mesh
         bounds += [c.choice.lower_bound for c in on_mesh if not c.scheme or request.schemes]
+    if not candidates:
+        raise InputError(
+            f"No scheme among {', '.join(request.schemes)} can be used on the mesh "
+            f"{' or '.join(str(mesh) for mesh in meshes)}. Leave the schemes open, or fix a mesh with other "
+            "axes."
+        )
     best = _best(candidates)
     rows = _rows(graph, coarse, candidates, best)
     lower_bound = min([*bounds, best.choice.cost])

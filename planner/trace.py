@@ -52,7 +52,7 @@ def build_graph(traced: Traced) -> Graph:
     replaced = {out: arg for arg, out in partners.items()}
     return Graph(
         values=tuple(dataclasses.replace(v, made=tuple(walk.sites[v.id])) for v in walk.values),
-        ops=_needed(walk.finished_ops(), results),
+        ops=_needed(walk.finished_ops(), [*results, *walk.tests]),
         arguments=tuple(
             Leaf(value, name, i, partners.get(i), i in donated)
             for i, (value, name) in enumerate(zip(arguments, argument_paths, strict=True))
@@ -88,6 +88,7 @@ class _Walk:
         self.ops: list[dict[str, Any]] = []
         self.unknown: Counter[str] = Counter()
         self.notes: list[str] = []
+        self.tests: list[int | None] = []  # what decides whether a loop goes on
 
     def value(self, aval: Any, name: str, sites: Sequence[Site]) -> int:
         """A new value; sites: where it can be constrained."""
@@ -296,7 +297,7 @@ class _Walk:
             )
             carries.append((inside, final, op))
         insides = [inside for inside, _, _ in carries]
-        self.jaxpr(test, [*operands[:test_consts], *insides], test_path, body, repeat)
+        self.tests += self.jaxpr(test, [*operands[:test_consts], *insides], test_path, body, repeat)
         outputs = self.jaxpr(inner, [*operands[test_consts:first], *insides], body, body, repeat)
         for (_, _, op), value in zip(carries, outputs, strict=True):
             op["operands"][1] = value

@@ -349,9 +349,7 @@ class _Builder:
         reads: dict[int, list[tuple[Op, int]]] = defaultdict(list)
         for op in members:
             for k, value in enumerate(op.operands):
-                if (value is not None and value not in inside and not _scalar(self.graph, value)) or (
-                    value in inside and op.primitive == "loop_carry" and k == 1
-                ):
+                if value is not None and value not in inside and not _scalar(self.graph, value):
                     reads[value].append((op, k))
         inputs = tuple(self._input(value, uses, factors) for value, uses in reads.items())
         outputs, inner = [], []

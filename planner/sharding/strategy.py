@@ -107,6 +107,8 @@ _Move = tuple[str, str | None, int | None]  # axis, factor, where its partial su
 
 def _choices(node: Node, axis: str, sizes: Mapping[str, int], extents: Mapping[str, int]) -> Iterator[_Move]:
     yield axis, None, None
+    if sizes[axis] == 1:
+        return
     reduced = set(node.sums[0].reduced) if node.kind == "op" and node.sums else set()
     for factor in node.splittable:
         if extents[factor] % sizes[axis]:

@@ -77,7 +77,7 @@ def eased(problem: Problem, choice: tuple[int, ...], deadline: float) -> tuple[i
             best, best_rate = -1, 0.0
             for a in range(len(costs)):
                 less, more = -excess_change(ledger, {v: a}), cost_change(ledger, {v: a})
-                rate = less / max(more, np.finfo(float).tiny) if less > 0.0 and np.isfinite(more) else 0.0
+                rate = _rate(less, more)
                 if rate > best_rate:
                     best, best_rate = a, rate
             if best >= 0:
@@ -86,6 +86,13 @@ def eased(problem: Problem, choice: tuple[int, ...], deadline: float) -> tuple[i
         if not moved:
             break
     return tuple(ledger.choice)
+
+
+def _rate(less: float, more: float) -> float:
+    """Bytes saved per second spent; infinite where nothing is spent."""
+    if less <= 0.0 or not np.isfinite(more):
+        return 0.0
+    return less / more if more > 0.0 else np.inf
 
 
 def _steep(problem: Problem, seen: Sequence[Seen], deadline: float) -> list[Seen]:
