@@ -17,7 +17,7 @@ from planner.describe import describe
 from planner.graph.coarsen import Coarse, coarsen
 from planner.graph.graph import Graph
 from planner.inputs import check_batch, check_names, check_same_step, check_types, pinned_nodes, usable_meshes
-from planner.jax_compat import Traced, trace_step
+from planner.jax_compat import Traced, spec_tree, trace_step
 from planner.plans import Plan
 from planner.search import Found, Progress, Request, search
 from planner.trace import build_graph
@@ -145,7 +145,7 @@ def _plan(
     if not found.best.fits:
         raise does_not_fit(graph, coarse, found, target, memory_fraction, request)
     stages = {"trace": tracing_seconds + walked - started, "space": ready - walked, **found.seconds}
-    return _write(graph, coarse, target, found, stages)
+    return _write(traced, graph, coarse, target, found, stages)
 
 
 def _meshes(machine: Machine, fixed: Mesh | None) -> tuple[LogicalMesh, ...]:
@@ -154,7 +154,9 @@ def _meshes(machine: Machine, fixed: Mesh | None) -> tuple[LogicalMesh, ...]:
     return (mesh_of(machine, fixed if isinstance(fixed, Mapping) else logical_of(fixed)),)
 
 
-def _write(graph: Graph, coarse: Coarse, machine: Machine, found: Found, stages: Mapping[str, float]) -> Plan:
+def _write(
+    traced: Traced, graph: Graph, coarse: Coarse, machine: Machine, found: Found, stages: Mapping[str, float]
+) -> Plan:
     best = found.best
     decided = planning.Decided(graph, coarse, best.tables, best.choice.choice)
     arguments, results = planning.leaf_plans(decided)
@@ -183,4 +185,6 @@ def _write(graph: Graph, coarse: Coarse, machine: Machine, found: Found, stages:
         notes=(*graph.notes, *found.notes),
         fingerprint=planning.fingerprint(graph),
         versions=planning.versions(),
+        in_specs=spec_tree(traced.in_tree, [leaf.spec for leaf in arguments]),
+        out_specs=spec_tree(traced.out_tree, [leaf.spec for leaf in results]),
     )

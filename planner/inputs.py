@@ -36,7 +36,7 @@ def check_types(machine: Any, mesh: Any, seconds: Any) -> None:
         raise InputError(f"machine is {machine!r}; give its name, like 'tpu_v5e:4x4'.")
     if mesh is not None and not isinstance(mesh, Mapping) and not hasattr(mesh, "axis_names"):
         raise InputError(f"mesh is {mesh!r}; give axis sizes, like {{'data': 4, 'model': 2}}, or a jax Mesh.")
-    if not isinstance(seconds, int | float) or not seconds > 0:
+    if not isinstance(seconds, int | float) or not seconds >= 0:
         raise InputError(f"seconds is {seconds!r}; give a time limit, like 30.")
 
 

@@ -113,6 +113,11 @@ def partition_spec(spec: Spec) -> PartitionSpec:
     return PartitionSpec(*(None if not dim else dim[0] if len(dim) == 1 else dim for dim in spec))
 
 
+def spec_tree(tree: Any, specs: Sequence[Spec]) -> Any:
+    """A pytree of PartitionSpecs of structure `tree`."""
+    return jax.tree.unflatten(tree, [partition_spec(spec) for spec in specs])
+
+
 def named_sharding(mesh: Mesh, spec: Spec) -> NamedSharding:
     """The sharding of an array kept under `spec`."""
     return NamedSharding(mesh, partition_spec(spec))

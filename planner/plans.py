@@ -67,9 +67,11 @@ class Plan:
     """A sharding plan. Seconds and bytes are predictions per step and per device.
 
     mesh: axis sizes in order. arguments, results: in flattened order. sites: see the module. schemes: the
-    chosen plan beside the named schemes. seconds: planning time of trace, space, cost, solve, total.
-    memory: predicted bytes by kind (parameters, optimizer state, gradients, activations, ...) at the peak.
-    fingerprint: of the step's graph, so that a plan is not used for another step.
+    chosen plan beside the named schemes. seconds: planning time of trace, space, cost, solve, total. memory:
+    predicted bytes by kind (parameters, optimizer state, gradients, activations, ...) at the peak.
+    fingerprint: of the step's graph, so that a plan is not used for another step. in_specs, out_specs:
+    pytrees of jax PartitionSpecs shaped like the (not static) arguments and the result; None in a plan read
+    from a file, which knows no pytrees: `argument_specs` and `result_specs` are always there.
     """
 
     machine: str
@@ -96,13 +98,16 @@ class Plan:
     fingerprint: str
     versions: Mapping[str, str]
 
+    in_specs: Any = dataclasses.field(default=None, compare=False, repr=False)
+    out_specs: Any = dataclasses.field(default=None, compare=False, repr=False)
+
     @property
-    def in_specs(self) -> dict[str, Spec]:
+    def argument_specs(self) -> dict[str, Spec]:
         """The spec of each array argument, by path."""
         return {leaf.path: leaf.spec for leaf in self.arguments}
 
     @property
-    def out_specs(self) -> dict[str, Spec]:
+    def result_specs(self) -> dict[str, Spec]:
         """The spec of each array result, by path."""
         return {leaf.path: leaf.spec for leaf in self.results}
 
@@ -130,12 +135,13 @@ class Plan:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """What `--json` writes: the plan without its sites, with the specs by path."""
+    """What `--json` writes: the plan without its sites, with the specs by path and the schemes by name."""
     data = encode(Plan, plan)
     del data["sites"]
+    data["schemes"] = {row.pop("scheme"): row for row in data["schemes"]}
     specs = {
-        "in_specs": {path: show(spec) for path, spec in plan.in_specs.items()},
-        "out_specs": {path: show(spec) for path, spec in plan.out_specs.items()},
+        "in_specs": {path: show(spec) for path, spec in plan.argument_specs.items()},
+        "out_specs": {path: show(spec) for path, spec in plan.result_specs.items()},
     }
     return data | specs
 

@@ -59,8 +59,7 @@ def encode(hint: Any, value: Any) -> Any:
     if hint == Spec:
         return show(value)
     if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        return {name: encode(hints[name], getattr(value, name)) for name in hints}
+        return {name: encode(kind, getattr(value, name)) for name, kind in _kept(hint).items()}
     if typing.get_origin(hint) is Mapping:
         key, item = typing.get_args(hint)
         if key is Site:
@@ -73,6 +72,11 @@ def encode(hint: Any, value: Any) -> Any:
         number = float(value)
         return number if math.isfinite(number) else str(number)
     return hint(value)
+
+
+def _kept(hint: Any) -> dict[str, Any]:
+    """The fields that a file keeps; what may be anything, like a pytree of the user's, it cannot."""
+    return {name: kind for name, kind in typing.get_type_hints(hint).items() if kind is not Any}
 
 
 def decode(hint: Any, data: Any, where: str) -> Any:
@@ -100,7 +104,7 @@ def decode(hint: Any, data: Any, where: str) -> Any:
 
 
 def _decode_dataclass(cls: Any, data: dict[str, Any], where: str) -> Any:
-    hints = typing.get_type_hints(cls)
+    hints = _kept(cls)
     missing, extra = sorted(set(hints) - set(data)), sorted(set(data) - set(hints))
     if missing or extra:
         raise ValueError(

@@ -168,19 +168,19 @@ def test_a_single_element_cannot_be_split():
 def test_pins_hold_and_the_last_one_that_names_a_value_counts():
     pins = {"params.*": P(), "params.w2": P("x"), "batch.*": (("x",),)}
     plan = planner.plan(sgd_step, *sgd_args(), machine=MACHINE, mesh={"x": 8}, pins=pins)
-    assert plan.in_specs == {
+    assert plan.argument_specs == {
         "params.w1": ((), ()),
         "params.w2": (("x",), ()),
         "batch.x": (("x",), ()),
         "batch.y": (("x",), ()),
     }
-    assert plan.out_specs["result.0.w2"] == (("x",), ())
+    assert plan.result_specs["result.0.w2"] == (("x",), ())
 
 
 def test_pins_choose_among_the_meshes_that_have_their_axes():
     plan = planner.plan(sgd_step, *sgd_args(), machine=MACHINE, pins={"batch.x": P("y", "x")})
     assert set(plan.mesh) >= {"x", "y"}
-    assert plan.in_specs["batch.x"] == (("y",), ("x",))
+    assert plan.argument_specs["batch.x"] == (("y",), ("x",))
 
 
 def test_specs_come_from_partition_specs_and_tuples():

@@ -123,7 +123,7 @@ def test_a_pin_is_a_restriction_too():
     free = planner.plan(sgd_step, *sgd_args(), machine=MACHINE, mesh={"x": 8})
     for spec in ((("x",), ()), ((), ("x",)), ((), ())):
         pinned = planner.plan(sgd_step, *sgd_args(), machine=MACHINE, mesh={"x": 8}, pins={"params.w1": spec})
-        assert pinned.in_specs["params.w1"] == spec
+        assert pinned.argument_specs["params.w1"] == spec
         assert free.lower_bound_seconds <= pinned.step_seconds
 
 
@@ -162,4 +162,4 @@ def test_a_step_of_one_device_is_planned():
 
 def test_a_step_without_anything_to_split_is_planned():
     plan = planner.plan(lambda x: x + 1.0, f32(), machine=MACHINE, mesh={"x": 8})
-    assert plan.in_specs == {"x": ()}
+    assert plan.argument_specs == {"x": ()}
