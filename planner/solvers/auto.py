@@ -3,11 +3,14 @@
 import time
 from collections.abc import Sequence
 
-from planner.cost.problem import Choice, Problem, cost_of
+import numpy as np
+
+from planner.cost.problem import Choice, Problem
 from planner.solvers.interning import Interner
-from planner.solvers.memory import solve_within
+from planner.solvers.memory import keep_the_limit
 from planner.solvers.network import network_of
 from planner.solvers.pruning import minimise
+from planner.solvers.record import Record, answer, note
 
 
 def solve(
@@ -15,13 +18,29 @@ def solve(
 ) -> Choice:
     """The best choice found in `seconds`: never worse than any of `starts` that fits the memory limit.
 
-    starts: full choices to begin with, such as the named schemes'. `seed` is not used: nothing is random.
-    Interrupting it (KeyboardInterrupt) gives the best choice so far with its bound."""
+    starts: full choices to begin with, such as the named schemes'. seed: taken because every solver takes
+    one; it changes nothing, since nothing here is random: the same problem and seconds give the same answer,
+    unless the time runs out. Interrupting it (KeyboardInterrupt) gives the best choice so far with its bound;
+    `stopped` then ends in 'interrupted'."""
     del seed
     deadline = time.monotonic() + seconds
+    record = Record(problem)
+    try:
+        cut = _search(record, starts, seconds, deadline)
+    except KeyboardInterrupt:
+        cut = "interrupted"
+    return answer(record, cut)
+
+
+def _search(record: Record, starts: Sequence[Sequence[int]], seconds: float, deadline: float) -> str:
+    """Fills the record; why that was cut short, or ''."""
+    for start in starts:
+        note(record, tuple(start))
+    first = min(record.seen, key=lambda one: one.cost, default=None)
     intern = Interner()
-    network = network_of(problem, intern)
-    first = min((tuple(start) for start in starts), key=lambda start: cost_of(problem, start), default=None)
-    free = minimise(network, intern, start=first, deadline=deadline)
-    free = type(free)(free.choice, free.value, free.bound - network.rounding, free.complete)
-    return solve_within(problem, free, starts, deadline)
+    network = network_of(record.problem, intern)
+    free = minimise(network, intern, start=first and first.choice, deadline=deadline)
+    seen = note(record, free.choice, free.bound - network.rounding)
+    if free.cut or not np.isfinite(seen.cost) or record.fits(seen):
+        return free.cut
+    return keep_the_limit(record, free, intern, seconds, deadline)

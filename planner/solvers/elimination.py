@@ -19,20 +19,25 @@ so the messages of identical layers become identical, not merely close.
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from planner.cost.problem import Choice, Floats, Problem, cost_of, peak_of
-from planner.solvers.factors import Factor, Map, added, least_per_class, meet, spread
+from planner.solvers.factors import Factor, Map, added, count, least_per_class, meet, spread
 from planner.solvers.interning import Interner
-from planner.solvers.minplus import OutOfTime, min_plus
+from planner.solvers.minplus import OutOfTime, min_plus, why
 from planner.solvers.network import Network, network_of
 from planner.solvers.orders import Order, best_order
 
 LARGEST_TABLE = 6e7  # entries of one kept table: half a gigabyte
-MOST_ENTRIES = 1e11  # of all steps together, repeats counted: some minutes
+MOST_ENTRIES = 1e11  # of all distinct steps together: some minutes
+
+
+class TooLarge(Exception):
+    """The tables have more entries than was allowed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +63,12 @@ class Bucket:
 
 class Elimination:
     """A network while nodes are taken out of it. unary: of the nodes left; factors[v]: those that name v, by
-    scope; buckets: of the nodes gone, in order; least[v]: the minimum that was taken off with v."""
+    scope; buckets: of the nodes gone, in order; least[v]: the minimum that was taken off with v; entries:
+    what was computed, at most `most`."""
 
-    def __init__(self, network: Network, intern: Interner) -> None:
+    def __init__(self, network: Network, intern: Interner, most: float = np.inf) -> None:
         self.intern = intern
+        self.most = most
         self.unary = list(network.unary)
         self.factors: list[dict[tuple[int, ...], Factor]] = [{} for _ in network.unary]
         for factor in network.pairs.values():
@@ -86,8 +93,8 @@ def solve(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> Choice:
         if order is None or order.largest > LARGEST_TABLE:
             return _answer(problem, greedy, cheapest, f"its tables have over {LARGEST_TABLE:.0e} entries")
         found = eliminate(network, order, intern, deadline=deadline)
-    except (OutOfTime, KeyboardInterrupt):
-        return _answer(problem, greedy, cheapest, f"not done in {seconds:g} s")
+    except (OutOfTime, KeyboardInterrupt) as error:
+        return _answer(problem, greedy, cheapest, f"not done: {why(error)}")
     return _answer(problem, found.choice, cost_of(problem, found.choice), "exact")
 
 
@@ -105,9 +112,12 @@ def simple_bound(network: Network) -> float:
     return sum(float(table.min()) for table in (*network.unary, *(f.table for f in network.pairs.values())))
 
 
-def eliminate(network: Network, order: Order, intern: Interner, *, deadline: float = np.inf) -> Eliminated:
-    """The minimum of a network and where it is. Raises OutOfTime when time.monotonic() passes `deadline`."""
-    state = Elimination(network, intern)
+def eliminate(
+    network: Network, order: Order, intern: Interner, *, most: float = np.inf, deadline: float = np.inf
+) -> Eliminated:
+    """The minimum of a network and where it is. Raises OutOfTime when time.monotonic() passes `deadline`, and
+    TooLarge before it computes over `most` entries."""
+    state = Elimination(network, intern, most)
     for v in order.nodes:
         take_out(state, v, deadline)
     choice = go_back(state.buckets, [0] * len(network.unary))
@@ -115,12 +125,12 @@ def eliminate(network: Network, order: Order, intern: Interner, *, deadline: flo
 
 
 def take_out(state: Elimination, v: int, deadline: float = np.inf) -> None:
-    """Eliminates one node. Raises OutOfTime, and leaves the state as it was, when the deadline passes."""
+    """Eliminates one node. Raises OutOfTime or TooLarge, and leaves the state as it was."""
     bucket = Bucket(v, state.unary[v], tuple(state.factors[v][scope] for scope in sorted(state.factors[v])))
     scope, key = _layout(bucket)
     known = state.intern.knows(key)
     maps, message, least, size = state.intern.recall(
-        key, lambda: _message(bucket, scope, state.intern, deadline)
+        key, lambda: _message(bucket, scope, state.intern, state.most - state.entries, deadline)
     )
     state.buckets.append(bucket)
     for factor in bucket.factors:
@@ -160,7 +170,7 @@ def _layout(bucket: Bucket) -> tuple[tuple[int, ...], object]:
 
 
 def _message(
-    bucket: Bucket, scope: tuple[int, ...], intern: Interner, deadline: float
+    bucket: Bucket, scope: tuple[int, ...], intern: Interner, most: float, deadline: float
 ) -> tuple[tuple[Map, ...], Floats, float, float]:
     """The maps and the table of m_v with its minimum taken off, that minimum, and the entries computed."""
     axes = (bucket.node, *scope)
@@ -174,14 +184,17 @@ def _message(
         met, to = meet(maps, intern)
         classes.append(met)
         finer.append({id(one): into for one, into in zip(maps, to, strict=True)})
-    sizes = [int(one.max()) + 1 for one in classes]
+    sizes = [count(one, intern) for one in classes]
+    size = math.prod(map(float, sizes))
+    if size > most:
+        raise TooLarge
     costs = least_per_class(bucket.costs, classes[0], sizes[0]).reshape(-1, *(1 for _ in scope))
     parts = [spread(factor, axes, finer) for factor in bucket.factors]
     message = min_plus([costs, *parts], sizes, deadline)
     least = float(message.min())
     if np.isfinite(least):
         message = message - least
-    return tuple(classes[1:]), intern(message), least, float(np.prod(sizes, dtype=float))
+    return tuple(classes[1:]), intern(message), least, size
 
 
 def _insert(factors: Sequence[dict[tuple[int, ...], Factor]], factor: Factor, intern: Interner) -> None:

@@ -45,6 +45,11 @@ def _equal_rows(table: Floats) -> tuple[Map, Map]:
     return np.array(classes, dtype=np.intp), np.unique(classes, return_index=True)[1]
 
 
+def count(classes: Map, intern: Interner) -> int:
+    """The number of classes of an interned map."""
+    return intern.recall(("count", id(classes)), lambda: int(classes.max()) + 1)
+
+
 def meet(maps: Sequence[Map], intern: Interner) -> tuple[Map, tuple[Map, ...]]:
     """The coarsest classes that refine all `maps`, and for each map the class there of each class here."""
     if len({id(one) for one in maps}) == 1:
@@ -93,9 +98,9 @@ def added(one: Factor, other: Factor, intern: Interner) -> Factor:
     return Factor(one.scope, maps, table)
 
 
-def least_per_class(costs: Floats, classes: Map, count: int) -> Floats:
-    """The smallest cost among the strategies of each class, shape (count,)."""
-    least = np.full(count, np.inf)
+def least_per_class(costs: Floats, classes: Map, number: int) -> Floats:
+    """The smallest cost among the strategies of each class, shape (number,)."""
+    least = np.full(number, np.inf)
     np.minimum.at(least, classes, costs)
     return least
 

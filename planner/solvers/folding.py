@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from planner.solvers.elimination import Bucket, Elimination, go_back, take_out
-from planner.solvers.factors import meet
+from planner.solvers.factors import count, meet
 from planner.solvers.interning import Interner
 from planner.solvers.network import Network
 
@@ -62,5 +62,5 @@ def _work(state: Elimination, v: int) -> float:
     sizes = []
     for w in {w for scope in state.factors[v] for w in scope}:
         maps = [m for f in state.factors[v].values() for x, m in zip(f.scope, f.maps, strict=True) if x == w]
-        sizes.append(float(meet(maps, state.intern)[0].max()) + 1.0)
+        sizes.append(float(count(meet(maps, state.intern)[0], state.intern)))
     return math.prod(sizes)

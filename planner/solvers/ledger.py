@@ -1,7 +1,7 @@
 """Choices with their usage over time, and what changing a few nodes of one would cost and use."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -27,11 +27,6 @@ class Seen:
 def see(problem: Problem, choice: tuple[int, ...]) -> Seen:
     """A choice with what it costs and uses."""
     return Seen(choice, cost_of(problem, choice), usage_over_time(problem, choice))
-
-
-def fitting(problem: Problem, seen: Iterable[Seen]) -> list[Seen]:
-    """Those that are allowed and keep the limit."""
-    return [one for one in seen if np.isfinite(one.cost) and one.peak <= problem.usage_limit]
 
 
 class Ledger:

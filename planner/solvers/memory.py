@@ -13,134 +13,109 @@ The choices that fit are met on the way; what is left between the best of them a
 much, nothing fits (`planner.solvers.shortage`).
 """
 
-import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import linprog
 
-from planner.cost.problem import Choice, Floats, Problem, usage_over_time
+from planner.cost.problem import Floats, Problem
 from planner.solvers.interning import Interner
-from planner.solvers.ledger import Seen, fitting, see
+from planner.solvers.ledger import Seen
 from planner.solvers.network import network_of
 from planner.solvers.pruning import Minimum, minimise
-from planner.solvers.repair import improved
-from planner.solvers.shortage import least_usage, made_to_fit, nothing_fits
+from planner.solvers.record import ROUNDING, Record, note
+from planner.solvers.repair import improve, relink
+from planner.solvers.shortage import least_usage, make_fit, steepen
 
-ROUNDING = 1e-9  # a relative gap that is put down to floating point
 CLOSE = 1e-6  # a relative gap between L and its planes at which L counts as highest
+SMALL = 1e-3  # a relative gap that is narrowed only if there is time in plenty
+PLENTY = 0.1  # of the seconds given: what narrowing may be expected to take
+PER_NODE, PER_ENTRY = 1.5e-3, 3e-7  # seconds that narrowing takes, roughly
 ROUNDS = 60
 FIRST_BOX, LAST_BOX, GROWTH = 0.02, 1e5, 8.0  # the highest price, in cost per peak of the free minimum
 
 
-@dataclasses.dataclass(frozen=True)
-class _Dual:
-    """The highest L so far and its prices (shape (horizon,)); complete: false if the time was up."""
-
-    bound: float
-    prices: Floats
-    complete: bool
-
-
-def solve_within(problem: Problem, free: Minimum, starts: Iterable[Sequence[int]], deadline: float) -> Choice:
-    """The best choice that fits. free: the minimum without the limit. starts: choices to look at."""
-    if not np.isfinite(free.value):
-        return _none_allowed(problem, free)
-    seen = [see(problem, free.choice), *(see(problem, tuple(start)) for start in starts)]
-    if seen[0].peak <= problem.usage_limit:
-        return _answer(problem, seen[:1], free.bound, free.complete)
-    if not free.complete:  # interrupted, or out of time: only look at what is there
-        deadline = time.monotonic()
-    if not fitting(problem, seen):
-        floor, choice = least_usage(problem, int(seen[0].usage.argmax()), deadline)
-        seen.append(see(problem, choice))
-        if floor > problem.usage_limit:
-            return nothing_fits(problem, seen, free.bound, floor, deadline)
-    dual = _ascend(problem, seen, free.bound, deadline)
-    if not fitting(problem, seen):
-        made, impossible = made_to_fit(problem, seen, deadline)
-        seen += made
-        if not fitting(problem, seen):
-            return nothing_fits(problem, seen, dual.bound, np.inf if impossible else 0.0, deadline)
-    return _narrowed(problem, seen, dual, deadline)
+def keep_the_limit(record: Record, free: Minimum, intern: Interner, seconds: float, deadline: float) -> str:
+    """Looks for the best choice that fits; why that was cut short, or ''. free: the minimum without the
+    limit, which was noted last and does not fit. seconds: that were given in all."""
+    problem, first = record.problem, record.seen[-1]
+    if record.best is None:
+        record.floor, choice = least_usage(problem, int(first.usage.argmax()), intern, free.order, deadline)
+        note(record, choice)
+        if record.floor > problem.usage_limit:
+            steepen(record, first, intern, free.order, deadline)
+            return ""
+    small = SMALL if _work(problem) > PLENTY * seconds else ROUNDING
+    prices, cut = _ascend(record, first, free, intern, small, deadline)
+    if cut:
+        return cut
+    if record.best is None:
+        make_fit(record, deadline)
+    if record.best is None:
+        if np.isfinite(record.floor):
+            steepen(record, first, intern, free.order, deadline)
+    elif record.gap > ROUNDING:
+        relink(record)
+        if record.gap > small:
+            improve(record, prices, deadline)
+    return "the time was up" if time.monotonic() > deadline else ""
 
 
-def _narrowed(problem: Problem, seen: Sequence[Seen], dual: _Dual, deadline: float) -> Choice:
-    """The answer, after closing what gap can be closed; at least one of `seen` fits."""
-    fits = fitting(problem, seen)
-    best = min(fits, key=lambda one: one.cost)
-    if not dual.complete or best.cost - dual.bound <= ROUNDING * best.cost:
-        return _answer(problem, fits, dual.bound, dual.complete)
-    others = [one.choice for one in seen]
-    choice, bound = improved(problem, dual.prices, dual.bound, others, best.choice, deadline)
-    return _answer(problem, [*fits, see(problem, choice)], max(dual.bound, bound), dual.complete)
+def _work(problem: Problem) -> float:
+    """Seconds that narrowing the last gap takes, very roughly."""
+    distinct = {id(table): table.size for table in (*problem.node_costs, *problem.edge_costs)}
+    return PER_NODE * len(problem.node_costs) + PER_ENTRY * sum(distinct.values())
 
 
-def _answer(problem: Problem, fits: Sequence[Seen], bound: float, complete: bool) -> Choice:
-    best = min(fits, key=lambda one: one.cost)
-    bound = min(bound, best.cost)
-    gap = (best.cost - bound) / best.cost if best.cost else 0.0
-    if gap <= ROUNDING:
-        return Choice(best.choice, best.cost, best.cost, best.peak, "exact")
-    stopped = f"gap {100 * gap:.2g}%" + ("" if complete else ", the time was up")
-    return Choice(best.choice, best.cost, bound, best.peak, stopped)
-
-
-def _none_allowed(problem: Problem, free: Minimum) -> Choice:
-    proven = (
-        "every choice has a forbidden pair" if np.isinf(free.bound) else "none was found in the time given"
-    )
-    peak = float(usage_over_time(problem, free.choice).max(initial=0.0))
-    return Choice(free.choice, np.inf, free.bound, peak, f"no choice is allowed: {proven}")
-
-
-def _ascend(problem: Problem, seen: list[Seen], bound: float, deadline: float) -> _Dual:
-    """Cutting planes; adds every choice it meets to `seen`."""
-    intern = Interner()
-    limit = problem.usage_limit
-    unit = max(seen[0].cost, np.finfo(float).tiny) / seen[0].peak
-    dual = _Dual(bound, np.zeros(problem.horizon), True)
-    times = {int(seen[0].usage.argmax())}
-    box = FIRST_BOX
-    try:
-        for _ in range(ROUNDS):
-            active = sorted(times)
-            prices, ceiling = _highest(seen, active, limit, unit, box)
-            at_edge = bool((prices >= box * unit * (1 - CLOSE)).any())
-            if ceiling - dual.bound <= CLOSE * abs(dual.bound) and not at_edge:
-                break
-            full = np.zeros(problem.horizon)
-            full[active] = prices
-            network = network_of(problem, intern, full)
-            found = minimise(network, intern, start=seen[-1].choice, deadline=deadline)
-            value = found.bound - network.rounding - limit * float(prices.sum())
-            if value > dual.bound:
-                dual = _Dual(value, full, True)
-            seen.append(see(problem, found.choice))
-            if not found.complete or time.monotonic() > deadline:
-                return dataclasses.replace(dual, complete=False)
-            worst = int(seen[-1].usage.argmax())
-            if seen[-1].peak > limit:
-                if worst in times and at_edge:
-                    if box > LAST_BOX:
-                        break
-                    box *= GROWTH
-                times.add(worst)
-            if any(one.peak <= limit and one.cost - dual.bound <= ROUNDING * one.cost for one in seen):
-                break
-    except KeyboardInterrupt:
-        return dataclasses.replace(dual, complete=False)
-    return dual
+def _ascend(
+    record: Record, first: Seen, free: Minimum, intern: Interner, small: float, deadline: float
+) -> tuple[Floats, str]:
+    """Cutting planes until the gap is `small`: prices of the highest L, and why it was cut short, or ''."""
+    problem, limit = record.problem, record.problem.usage_limit
+    unit = max(first.cost, np.finfo(float).tiny) / first.peak
+    highest, order = np.zeros(problem.horizon), free.order
+    times = {int(first.usage.argmax())}
+    last, box = first, FIRST_BOX
+    for _ in range(ROUNDS):
+        active = sorted(times)
+        prices, ceiling = _highest(record.seen, first, active, limit, unit, box)
+        at_edge = bool((prices >= box * unit * (1 - CLOSE)).any())
+        if ceiling - record.bound <= CLOSE * abs(record.bound) and not at_edge:
+            break
+        full = np.zeros(problem.horizon)
+        full[active] = prices
+        network = network_of(problem, intern, full)
+        found = minimise(network, intern, start=last.choice, order=order, deadline=deadline)
+        order = found.order or order
+        value = found.bound - network.rounding - limit * float(prices.sum())
+        if value > record.bound:
+            highest = full
+        last = note(record, found.choice, value)
+        if found.cut:
+            return highest, found.cut
+        if last.peak > limit:
+            worst = int(last.usage.argmax())
+            if worst in times and at_edge:
+                if box > LAST_BOX:
+                    break
+                box *= GROWTH
+            times.add(worst)
+        if record.gap <= small:
+            break
+        if time.monotonic() > deadline:
+            return highest, "the time was up"
+    return highest, ""
 
 
 def _highest(
-    seen: Sequence[Seen], active: Sequence[int], limit: float, unit: float, box: float
+    seen: Sequence[Seen], first: Seen, active: Sequence[int], limit: float, unit: float, box: float
 ) -> tuple[Floats, float]:
     """The prices within the box where the lowest plane is highest, and that height."""
-    costs = np.array([one.cost for one in seen if np.isfinite(one.cost)])
-    over = np.array([(one.usage[active] - limit) / seen[0].peak for one in seen if np.isfinite(one.cost)])
-    scale = unit * seen[0].peak
+    allowed = [one for one in seen if np.isfinite(one.cost)]
+    costs = np.array([one.cost for one in allowed])
+    over = np.array([(one.usage[active] - limit) / first.peak for one in allowed])
+    scale = unit * first.peak
     planes = np.hstack([-over, np.ones((len(costs), 1))])
     goal = np.zeros(len(active) + 1)
     goal[-1] = -1.0

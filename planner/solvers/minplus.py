@@ -14,6 +14,11 @@ class OutOfTime(Exception):
     """The deadline passed before the work was complete."""
 
 
+def why(error: BaseException) -> str:
+    """Why a search was cut short by OutOfTime or KeyboardInterrupt, in words."""
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "the time was up"
+
+
 def min_plus(parts: Sequence[Floats], sizes: Sequence[int], deadline: float = np.inf) -> Floats:
     """out[s] = min_a sum of parts[a, s]; parts have len(sizes) axes, of extent one where they do not vary.
 

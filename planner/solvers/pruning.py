@@ -1,6 +1,7 @@
 """Minimising a network whose elimination is too large as it stands: bound, prune, eliminate what is left.
 
     1  fold nodes of degree 2 or less; if the rest is cheap to eliminate, be done    planner.solvers.folding
+       (what is cheap is counted without repeats: a train step of any depth over few strategies is)
     2  bound by message passing, with the excess over it of every strategy          planner.solvers.bounds
     3  keep the strategies with excess_v[a] <= d, eliminate exactly: a choice of value V
     4  a better choice than V may use only strategies with excess <= V - bound. So if V - bound <= d the
@@ -19,40 +20,64 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.solvers.bounds import Messages, walk
-from planner.solvers.elimination import LARGEST_TABLE, eliminate, simple_bound
+from planner.solvers.elimination import LARGEST_TABLE, TooLarge, eliminate, simple_bound
 from planner.solvers.folding import FOLD_ENTRIES, Folded, fold, unfold
 from planner.solvers.interning import Interner
-from planner.solvers.minplus import OutOfTime
+from planner.solvers.minplus import OutOfTime, why
 from planner.solvers.network import Network, restricted, value_of
-from planner.solvers.orders import best_order
+from planner.solvers.orders import Order, best_order
 
 WALKS = 60  # at most, on each level
 STALLED = 1e-7  # a walk that raises the bound by less, relatively, is the last
 NARROW = 1e-9  # the first d, relative to the bound
 WIDER = 8.0  # from one d to the next
-# Entries of an elimination that costs less than one bound, of one that is tried, and of one that settles it.
-AT_ONCE, QUICK, THOROUGH = 2e6, 5e7, 2e9
+AT_ONCE, AT_ONCE_PER_NODE = 2e6, 1e4  # entries of an elimination that costs less than a bound, and one order
+QUICK, THOROUGH = 5e7, 2e9  # entries of an elimination that is tried, and of one that settles it
 LEVELS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Minimum:
-    """A choice of a network, its value and a proven lower bound of the minimum. complete: false if the time
-    was up or the user interrupted."""
+    """A choice of a network, its value and a proven lower bound of the minimum. cut: why the search was cut
+    short, '' if it was not. order: of the elimination that was cheap enough to be done at once, if it was."""
 
     choice: tuple[int, ...]
     value: float
     bound: float
-    complete: bool = True
+    cut: str = ""
+    order: Order | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the search came to its end."""
+        return not self.cut
 
 
 def minimise(
-    network: Network, intern: Interner, *, start: tuple[int, ...] | None = None, deadline: float = np.inf
+    network: Network,
+    intern: Interner,
+    *,
+    start: tuple[int, ...] | None = None,
+    order: Order | None = None,
+    deadline: float = np.inf,
 ) -> Minimum:
-    """The best choice found and its bound; equal where the optimum is proven. start: one to begin with."""
+    """The best choice found and its bound; equal where the optimum is proven. start: one to begin with.
+    order: that of a network with the same pairs, at other prices, which is tried first."""
     first = start or tuple(int(costs.argmin()) for costs in network.unary)
-    search = _Search(intern, deadline)
-    return _level(search, network, Minimum(first, value_of(network, first), simple_bound(network)), 0)
+    best = Minimum(first, value_of(network, first), simple_bound(network))
+    if order is not None:
+        try:
+            found = eliminate(network, order, intern, most=_at_once(network), deadline=deadline)
+            return Minimum(found.choice, found.value, found.value, order=order)
+        except TooLarge:  # these prices tell more strategies apart
+            pass
+        except (OutOfTime, KeyboardInterrupt) as error:
+            return dataclasses.replace(best, cut=why(error))
+    return _level(_Search(intern, deadline), network, best, 0)
+
+
+def _at_once(network: Network) -> float:
+    return max(AT_ONCE, AT_ONCE_PER_NODE * sum(len(costs) > 1 for costs in network.unary))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,25 +90,26 @@ def _level(search: _Search, network: Network, best: Minimum, level: int) -> Mini
     """Steps 1 to 5 on one network; what comes back is no worse than `best`."""
     try:
         folded = fold(network, search.intern, entries=FOLD_ENTRIES * WIDER**level, deadline=search.deadline)
-    except (OutOfTime, KeyboardInterrupt):
-        return dataclasses.replace(best, complete=False)
+    except (OutOfTime, KeyboardInterrupt) as error:
+        return dataclasses.replace(best, cut=why(error))
     small = folded.network
     inner = tuple(c if len(costs) > 1 else 0 for c, costs in zip(best.choice, small.unary, strict=True))
     found = Minimum(inner, value_of(small, inner), max(best.bound, simple_bound(small)))
     if not np.isfinite(found.bound):  # every strategy of some node is forbidden
         return _unfolded(folded, found, network, best)
     try:
-        at_once = _eliminated(search, small, AT_ONCE, others=())
-        if at_once is not None:
-            value = value_of(small, at_once)
-            return _unfolded(folded, Minimum(at_once, value, value), network, best)
-    except (OutOfTime, KeyboardInterrupt):
-        return _unfolded(folded, dataclasses.replace(found, complete=False), network, best)
+        order = best_order(small, search.intern, most=_at_once(small), enough=_at_once(small))
+        if order is not None:
+            done = eliminate(small, order, search.intern, deadline=search.deadline)
+            at_once = Minimum(done.choice, done.value, done.value, order=_after(folded, order))
+            return _unfolded(folded, at_once, network, best)
+    except (OutOfTime, KeyboardInterrupt) as error:
+        return _unfolded(folded, dataclasses.replace(found, cut=why(error)), network, best)
     state = Messages(small, search.intern)
     try:
         found = _settle(search, small, state, found, level)
-    except (OutOfTime, KeyboardInterrupt):
-        found = dataclasses.replace(found, bound=max(found.bound, state.bound), complete=False)
+    except (OutOfTime, KeyboardInterrupt) as error:
+        found = dataclasses.replace(found, bound=max(found.bound, state.bound), cut=why(error))
     return _unfolded(folded, found, network, best)
 
 
@@ -92,7 +118,14 @@ def _unfolded(folded: Folded, found: Minimum, network: Network, best: Minimum) -
     value = value_of(network, choice)
     if value > best.value:
         choice, value = best.choice, best.value
-    return Minimum(choice, value, min(found.bound, value), found.complete)
+    return dataclasses.replace(found, choice=choice, value=value, bound=min(found.bound, value))
+
+
+def _after(folded: Folded, order: Order) -> Order:
+    """The order of the whole network: first what was folded."""
+    gone = [bucket.node for bucket in folded.buckets]
+    rest = set(order.nodes).difference(gone)
+    return dataclasses.replace(order, nodes=(*gone, *(v for v in order.nodes if v in rest)))
 
 
 def _settle(search: _Search, small: Network, state: Messages, found: Minimum, level: int) -> Minimum:
@@ -119,9 +152,7 @@ def _settle(search: _Search, small: Network, state: Messages, found: Minimum, le
     place = tuple(int(np.searchsorted(k, c)) for k, c in zip(kept, found.choice, strict=True))
     below = _level(search, part, Minimum(place, value_of(part, place), found.bound), level + 1)
     lifted = _better(small, kept, below.choice, found)
-    return dataclasses.replace(
-        lifted, bound=min(lifted.value, max(found.bound, below.bound)), complete=below.complete
-    )
+    return dataclasses.replace(lifted, bound=min(lifted.value, max(found.bound, below.bound)), cut=below.cut)
 
 
 def _gap(found: Minimum, state: Messages) -> float:
@@ -153,14 +184,10 @@ def _near(state: Messages, choice: tuple[int, ...], width: float) -> list[NDArra
     return kept
 
 
-def _eliminated(
-    search: _Search, part: Network, entries: float, others: tuple[str, ...] = ("weight", "fill")
-) -> tuple[int, ...] | None:
-    """The optimum of a network, None if that takes more than `entries`. others: orders after min-degree."""
+def _eliminated(search: _Search, part: Network, entries: float) -> tuple[int, ...] | None:
+    """The optimum of a network, None if that takes more than `entries`."""
     folded = fold(part, search.intern, entries=entries, deadline=search.deadline)
-    order = best_order(folded.network, search.intern, ("degree",), most=entries)
-    if order is None:
-        order = best_order(folded.network, search.intern, others, most=entries)
+    order = best_order(folded.network, search.intern, most=entries, enough=entries)
     if order is None or order.largest > LARGEST_TABLE:
         return None
     found = eliminate(folded.network, order, search.intern, deadline=search.deadline)

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.problem import Floats, Problem, Usage, cost_of, peak_of
+from planner.cost.problem import Choice, Floats, Problem, Usage
 from planner.solvers import ilp
 from planner.solvers.bounds import Messages, walk
 from planner.solvers.interning import Interner
 from planner.solvers.ledger import Ledger, apply, cost_change, fits
 from planner.solvers.network import network_of
+from planner.solvers.record import Record, note
 
 WALKS = 40
 SLOW = 0.01  # a walk that closes less of the gap is the last
@@ -28,25 +29,27 @@ MOST_COLUMNS = 30_000  # of an integer programme that is tried
 HIGHS_SHARE = 0.5  # of the time that is left
 
 
-def improved(
-    problem: Problem,
-    prices: Floats,
-    bound: float,
-    seen: Sequence[tuple[int, ...]],
-    best: tuple[int, ...],
-    deadline: float,
-) -> tuple[tuple[int, ...], float]:
-    """A choice that fits and costs no more than `best`, and a proven bound no lower than `bound`."""
-    try:
-        for other in seen:
-            if cost_of(problem, other) < cost_of(problem, best):
-                best = relinked(problem, best, other)
-        kept, low = _kept(problem, prices, cost_of(problem, best), deadline)
-        bound = max(bound, low)
-        best = descended(problem, best, kept, deadline)
-        return _settled(problem, kept, bound, best, deadline)
-    except KeyboardInterrupt:
-        return best, bound
+def relink(record: Record) -> None:
+    """Notes the best choice that fits with what it can take from the cheaper ones that do not."""
+    best = record.best
+    for other in list(record.seen):
+        if best is not None and other.cost < best.cost:
+            note(record, relinked(record.problem, best.choice, other.choice))
+            best = record.best
+
+
+def improve(record: Record, prices: Floats, deadline: float) -> None:
+    """Narrows the gap of a record that has a choice that fits. prices: those of the highest bound."""
+    if record.best is None:
+        return
+    kept, bound = _kept(record.problem, prices, record.best.cost, deadline)
+    note(record, descended(record.problem, record.best.choice, kept, deadline), bound)
+    kept = [np.union1d(k, [c]) for k, c in zip(kept, record.best.choice, strict=True)]
+    found = by_programme(narrowed(record.problem, kept), deadline)
+    if found is not None:
+        note(record, tuple(int(k[c]) for k, c in zip(kept, found.choice, strict=True)))
+        # A choice that was left out is no better than the best one.
+        record.bound = max(record.bound, min(found.lower_bound, record.best.cost))
 
 
 def relinked(problem: Problem, best: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,14 +106,13 @@ def descended(
     return tuple(ledger.choice)
 
 
-def by_programme(problem: Problem, deadline: float) -> tuple[tuple[int, ...], float, bool] | None:
-    """A choice that HiGHS found, its bound, and whether nothing fits for certain; None if it is too large."""
+def by_programme(problem: Problem, deadline: float) -> Choice | None:
+    """What HiGHS finds in a share of the time; None if the programme is too large for that."""
     columns = sum(map(len, problem.node_costs)) + sum(table.size for table in problem.edge_costs)
     seconds = HIGHS_SHARE * (deadline - time.monotonic())
     if columns > MOST_COLUMNS or seconds <= 0.0:
         return None
-    found = ilp.solve(problem, seconds=seconds)
-    return found.choice, found.lower_bound, found.stopped.startswith("no choice fits")
+    return ilp.solve(problem, seconds=seconds)
 
 
 def _kept(
@@ -128,19 +130,6 @@ def _kept(
     return [
         np.flatnonzero(excess <= value - (state.base - taken)) for excess in state.excess
     ], state.bound - taken
-
-
-def _settled(
-    problem: Problem, kept: list[NDArray[np.intp]], bound: float, best: tuple[int, ...], deadline: float
-) -> tuple[tuple[int, ...], float]:
-    kept = [np.union1d(k, [c]) for k, c in zip(kept, best, strict=True)]
-    found = by_programme(narrowed(problem, kept), deadline)
-    if found is None:
-        return best, bound
-    choice = tuple(int(k[c]) for k, c in zip(kept, found[0], strict=True))
-    if peak_of(problem, choice) <= problem.usage_limit and cost_of(problem, choice) < cost_of(problem, best):
-        best = choice
-    return best, max(bound, min(found[1], cost_of(problem, best)))
 
 
 def narrowed(problem: Problem, kept: Sequence[NDArray[np.intp]]) -> Problem:

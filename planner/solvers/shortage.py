@@ -2,15 +2,16 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
-from planner.cost.problem import Choice, Problem
+from planner.cost.problem import Problem
 from planner.solvers.interning import Interner
-from planner.solvers.ledger import Ledger, Seen, apply, cost_change, excess_change, fitting, see
+from planner.solvers.ledger import Ledger, Seen, apply, cost_change, excess_change
 from planner.solvers.network import network_of
+from planner.solvers.orders import Order
 from planner.solvers.pruning import minimise
+from planner.solvers.record import Record, note
 from planner.solvers.repair import by_programme
 
 STEEP = (
@@ -21,9 +22,11 @@ SWEEPS = 4
 EASED = 3  # choices that are tried to be made to fit
 
 
-def least_usage(problem: Problem, at: int, deadline: float) -> tuple[float, tuple[int, ...]]:
-    """A lower bound of the usage at one time (bytes), which is one of the peak, and a choice close to it."""
-    intern = Interner()
+def least_usage(
+    problem: Problem, at: int, intern: Interner, order: Order | None, deadline: float
+) -> tuple[float, tuple[int, ...]]:
+    """A lower bound of the usage at one time (bytes), which is one of the peak, and a choice close to it.
+    order: as `minimise` takes it."""
     free = {id(t): np.where(np.isfinite(t), 0.0, np.inf) for t in (*problem.node_costs, *problem.edge_costs)}
     bare = dataclasses.replace(
         problem,
@@ -33,36 +36,37 @@ def least_usage(problem: Problem, at: int, deadline: float) -> tuple[float, tupl
     prices = np.zeros(problem.horizon)
     prices[at] = 1.0
     network = network_of(bare, intern, prices)
-    found = minimise(network, intern, deadline=deadline)
+    found = minimise(network, intern, order=order, deadline=deadline)
     return found.bound - network.rounding, found.choice
 
 
-def nothing_fits(
-    problem: Problem, seen: Sequence[Seen], bound: float, floor: float, deadline: float
-) -> Choice:
-    """The choice of the least peak found. bound: of the cost. floor: proven bound of the peak; inf if it is
-    only known that nothing fits, and no more than the limit if not even that."""
-    tried = [*seen, *_steep(problem, seen, deadline)] if np.isfinite(floor) else list(seen)
-    least = min(tried, key=_by_peak)
-    need = f"the least peak found is {least.peak:.6g} bytes, the limit {problem.usage_limit:.6g}"
-    if floor <= problem.usage_limit:
-        proven = "not proven to be impossible"
-    else:
-        proven = f"at least {floor:.6g} are needed" if np.isfinite(floor) else "none exists, as HiGHS proved"
-    stopped = f"no choice fits: {need}; {proven}"
-    return Choice(least.choice, least.cost, min(bound, least.cost), least.peak, stopped)
+def make_fit(record: Record, deadline: float) -> None:
+    """An effort to find a choice that fits, or to prove that there is none."""
+    allowed = sorted((one for one in record.seen if np.isfinite(one.cost)), key=lambda one: one.peak)
+    for one in allowed[:EASED]:
+        note(record, eased(record.problem, one.choice, deadline))
+    if record.best is not None:
+        return
+    found = by_programme(record.problem, deadline)
+    if found is not None:
+        note(record, found.choice)
+        if found.stopped.startswith("no choice fits"):
+            record.floor = np.inf
 
 
-def made_to_fit(problem: Problem, seen: Sequence[Seen], deadline: float) -> tuple[list[Seen], bool]:
-    """Choices that came of an effort to find one that fits, and whether there is none for certain."""
-    allowed = sorted((one for one in seen if np.isfinite(one.cost)), key=_by_peak)[:EASED]
-    made = [see(problem, eased(problem, one.choice, deadline)) for one in allowed]
-    if fitting(problem, made):
-        return made, False
-    found = by_programme(problem, deadline)
-    if found is None:
-        return made, False
-    return [*made, see(problem, found[0])], found[2]
+def steepen(record: Record, first: Seen, intern: Interner, order: Order | None, deadline: float) -> None:
+    """Notes choices at steep prices on the worst times: next to the least peak, at a sensible cost."""
+    problem = record.problem
+    prices = np.zeros(problem.horizon)
+    worst = first.usage
+    for _ in range(ROUNDS):
+        at = int(worst.argmax())
+        if prices[at] > 0.0 or time.monotonic() > deadline:
+            break
+        prices[at] = STEEP * first.cost / first.peak
+        network = network_of(problem, intern, prices)
+        found = minimise(network, intern, order=order, deadline=deadline)
+        worst = note(record, found.choice).usage
 
 
 def eased(problem: Problem, choice: tuple[int, ...], deadline: float) -> tuple[int, ...]:
@@ -93,24 +97,3 @@ def _rate(less: float, more: float) -> float:
     if less <= 0.0 or not np.isfinite(more):
         return 0.0
     return less / more if more > 0.0 else np.inf
-
-
-def _steep(problem: Problem, seen: Sequence[Seen], deadline: float) -> list[Seen]:
-    """Choices at steep prices on the worst times: next to the least peak, at a sensible cost."""
-    intern = Interner()
-    prices = np.zeros(problem.horizon)
-    made: list[Seen] = []
-    worst = seen[0].usage
-    for _ in range(ROUNDS):
-        at = int(worst.argmax())
-        if prices[at] > 0.0 or time.monotonic() > deadline:
-            break
-        prices[at] = STEEP * seen[0].cost / seen[0].peak
-        found = minimise(network_of(problem, intern, prices), intern, deadline=deadline)
-        made.append(see(problem, found.choice))
-        worst = made[-1].usage
-    return made
-
-
-def _by_peak(one: Seen) -> tuple[bool, float, float]:
-    return not np.isfinite(one.cost), one.peak, one.cost

@@ -1,0 +1,77 @@
+"""Record: what a search has found so far, and the answer that makes, whether it came to its end or not."""
+
+import numpy as np
+
+from planner.cost.problem import Choice, Problem
+from planner.solvers.ledger import Seen, see
+
+ROUNDING = 1e-9  # a relative gap that is put down to floating point
+
+
+class Record:
+    """seen: the choices met. bound: proven, of the cost within the limit. floor: proven, of the peak, bytes;
+    inf if it is only known that nothing fits."""
+
+    def __init__(self, problem: Problem) -> None:
+        tables = (*problem.node_costs, *problem.edge_costs)
+        least = {id(table): float(table.min()) for table in {id(table): table for table in tables}.values()}
+        self.problem = problem
+        self.seen: list[Seen] = []
+        self.bound = sum(least[id(table)] for table in tables)
+        self.floor = 0.0
+
+    @property
+    def best(self) -> Seen | None:
+        """The cheapest choice that is allowed and keeps the limit; None if none was met."""
+        return min((one for one in self.seen if self.fits(one)), key=lambda one: one.cost, default=None)
+
+    @property
+    def gap(self) -> float:
+        """By how much the best choice may be above the optimum, relative to its cost; inf without one."""
+        best = self.best
+        if best is None:
+            return np.inf
+        return max(best.cost - self.bound, 0.0) / best.cost if best.cost else 0.0
+
+    def fits(self, one: Seen) -> bool:
+        """Whether a choice is allowed and keeps the limit."""
+        return bool(np.isfinite(one.cost)) and one.peak <= self.problem.usage_limit
+
+
+def note(record: Record, choice: tuple[int, ...], bound: float = -np.inf) -> Seen:
+    """Adds a choice, and a bound of the cost if it is higher than what is known."""
+    record.bound = max(record.bound, bound)
+    record.seen.append(see(record.problem, choice))
+    return record.seen[-1]
+
+
+def answer(record: Record, cut: str) -> Choice:
+    """The best choice that fits, or else the one of the least peak. cut: why it was cut short, or ''."""
+    if not record.seen:
+        note(record, tuple(int(costs.argmin()) for costs in record.problem.node_costs))
+    best, gap, end = record.best, record.gap, f", {cut}" if cut else ""
+    if best is not None:
+        bound = best.cost if gap <= ROUNDING else record.bound
+        stopped = "exact" if gap <= ROUNDING else f"gap {100 * gap:.2g}%{end}"
+        return Choice(best.choice, best.cost, min(bound, best.cost), best.peak, stopped)
+    least = min(record.seen, key=lambda one: (not np.isfinite(one.cost), one.peak, one.cost))
+    stopped = _none_allowed(record, cut) if np.isinf(least.cost) else _none_fits(record, least) + end
+    return Choice(least.choice, least.cost, min(record.bound, least.cost), least.peak, stopped)
+
+
+def _none_allowed(record: Record, cut: str) -> str:
+    if np.isinf(record.bound):
+        return "no choice is allowed: every choice has a forbidden pair"
+    return f"no choice is allowed: none was found, {cut}" if cut else "no choice is allowed: none was found"
+
+
+def _none_fits(record: Record, least: Seen) -> str:
+    need = f"the least peak found is {least.peak:.6g} bytes, the limit {record.problem.usage_limit:.6g}"
+    if record.floor <= record.problem.usage_limit:
+        return f"no choice fits: {need}; not proven to be impossible"
+    proven = (
+        f"at least {record.floor:.6g} are needed"
+        if np.isfinite(record.floor)
+        else "none exists, as HiGHS proved"
+    )
+    return f"no choice fits: {need}; {proven}"
