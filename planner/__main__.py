@@ -33,7 +33,7 @@ _FLAGS = (  # name, kind, default, what it is; sorted by name
     ("pins", "string", "", "specs to hold: 'batch.*=P(data, -);state.params.*.w1=P(-, model)'"),
     ("plan", "string", "", "train: run this saved plan instead of making one"),
     ("schemes", "string", "", "stay inside these named schemes: fsdp,tensor_1d"),
-    ("seconds", "float", 30.0, "time limit of the search"),
+    ("seconds", "float", 10.0, "time limit of the search"),
     ("seed", "integer", 0, "seed of the search, the parameters and the data"),
     ("set", "string", "", "settings of --model: layers=48,batch=64,scan=true,remat=true"),
     ("step", "string", "", "your own step: package.module:function"),

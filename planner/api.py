@@ -37,7 +37,7 @@ def plan(
     schemes: Sequence[str] | None = None,
     memory_fraction: float = 0.9,
     solver: str = "auto",
-    seconds: float = 30.0,
+    seconds: float = 10.0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Plan:
@@ -110,7 +110,7 @@ def _plan(
     schemes: Sequence[str] | None = None,
     memory_fraction: float = 0.9,
     solver: str = "auto",
-    seconds: float = 30.0,
+    seconds: float = 10.0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Plan:

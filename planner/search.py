@@ -26,11 +26,14 @@ from planner.graph.coarsen import Coarse, Node
 from planner.graph.graph import Graph
 from planner.planning import Decided, communication_seconds, wire_bytes
 from planner.plans import SchemeRow
+from planner.report.units import duration
 from planner.sharding import named
 from planner.sharding.spec import Spec
 from planner.solvers import auto
 
 SOLVERS = {"auto": auto.solve}
+_PER_AXIS = 4.0  # times as long for one axis more: there are about that many times the strategies
+_SURE = 1.05  # a scheme's price that may be further above its best is not shown
 _LIMITED_SHARE = (
     0.05  # of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will
 )
@@ -47,7 +50,7 @@ class Request:
     schemes: tuple[str, ...] = ()
     pins: Mapping[int, Spec] = dataclasses.field(default_factory=dict)
     solver: str = "auto"
-    seconds: float = 30.0
+    seconds: float = 10.0
     seed: int = 0
     every_scheme: bool = False
 
@@ -88,29 +91,33 @@ def search(
     request: Request,
     progress: Progress,
 ) -> Found:
-    """The best choice over the meshes. A mesh that the time runs out for is left out, and a note says so."""
+    """The best choice over the meshes. A mesh that there is no time for is left out, and a note says so."""
     sorts = named.sorts(coarse.nodes, _users(coarse))
     spent: dict[str, float] = {"cost": 0.0, "solve": 0.0}
     candidates: list[Candidate] = []
     bounds: list[float] = []
     notes: list[str] = []
-    deadline = time.monotonic() + request.seconds
+    clock = _Clock(time.monotonic() + request.seconds)
     first, again = _by_shape(meshes)
     for i, mesh in enumerate((*first, *again)):
         if i >= len(first) and not _same_shape(mesh, _best(candidates).mesh):
             continue  # only the order of the axes differs from a mesh that lost
-        left = deadline - time.monotonic()
-        if candidates and left <= 0:
-            notes.append(f"The time ran out before mesh {mesh} was tried.")
-            break
+        if candidates and clock.expected(mesh) > clock.left():
+            notes.append(
+                f"Mesh {mesh} was not tried: it takes about {duration(clock.expected(mesh))}, and "
+                f"{duration(max(0.0, clock.left()))} of the {duration(request.seconds)} were left. Allow "
+                "more with seconds=."
+            )
+            continue
         progress(f"mesh {mesh}", i / len(meshes))
         started = time.monotonic()
         tables = build(graph, coarse, Network(machine, mesh), request.limit, request.pins)
         built = time.monotonic()
-        share = max(0.2, left / max(1, len(first) - i))
+        share = max(0.2, clock.left() / max(1, len(first) - i))
         on_mesh = _schemes(coarse, tables, mesh, sorts, request, share)
         if not request.schemes:
             on_mesh.append(_free(tables, mesh, on_mesh, request, share))
+        clock.taken[len(mesh.axes)] = time.monotonic() - started
         spent["cost"] += built - started
         spent["solve"] += time.monotonic() - built
         candidates += on_mesh
@@ -125,6 +132,23 @@ def search(
     rows = _rows(graph, coarse, candidates, best)
     lower_bound = min([*bounds, best.choice.cost])
     return Found(best, rows, lower_bound, spent, sorts, tuple(notes))
+
+
+@dataclasses.dataclass
+class _Clock:
+    """When the search has to end, and what a mesh took, by its number of axes."""
+
+    deadline: float
+    taken: dict[int, float] = dataclasses.field(default_factory=dict)
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def expected(self, mesh: LogicalMesh) -> float:
+        """Seconds for a mesh, from the last one with as many axes, or else with fewer."""
+        axes = len(mesh.axes)
+        fewer = max((count for count in self.taken if count <= axes), default=None)
+        return self.taken[fewer] * _PER_AXIS ** (axes - fewer) if fewer else 0.0
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
@@ -237,7 +261,13 @@ def _rows(
     """The chosen plan, then each scheme at its best mesh."""
     rows = [_row("chosen", graph, coarse, best)]
     for name in named.SCHEMES:
-        several = [c for c in candidates if c.scheme == name and math.isfinite(c.choice.cost)]
+        several = [
+            c
+            for c in candidates
+            if c.scheme == name
+            and math.isfinite(c.choice.cost)
+            and c.choice.cost <= _SURE * c.choice.lower_bound
+        ]
         if several:
             champion = min(several, key=lambda c: (not c.fits, c.choice.cost))
             rows.append(_row(name, graph, coarse, champion))

@@ -211,7 +211,8 @@ def test_a_plan_of_another_step_is_refused(tmp_path):
     with pytest.raises(PlanFileError) as caught:
         planner.plan_and_shard(adam_step, *adam_args(), plan=planner.load(tmp_path / "plan.json"))
     assert str(caught.value) == (
-        "The plan has 4 argument leaves, but the step has 8. Plan again for this step."
+        "The plan was made for another step: its program or shapes differ from this one's. "
+        "Plan this step again, or give the step the plan was made for."
     )
 
 

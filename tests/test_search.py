@@ -140,7 +140,8 @@ def test_the_best_candidate_is_the_choice_it_says():
 def test_meshes_that_the_time_runs_out_for_are_named():
     plan = planner.plan(sgd_step, *sgd_args(), machine=MACHINE, seconds=0.0)
     assert plan.mesh == {"x": 8}
-    assert plan.notes[-1].startswith("The time ran out before mesh ")
+    assert plan.notes[0].startswith("Mesh x=2 x y=4 was not tried: it takes about ")
+    assert plan.notes[0].endswith(", and 0 s of the 0 s were left. Allow more with seconds=.")
 
 
 def test_progress_is_told_in_order():

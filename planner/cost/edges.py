@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from planner.cost.traffic import Network
 from planner.sharding.reshard import reshard
-from planner.sharding.spec import Spec, pieces
+from planner.sharding.spec import Spec, pieces, ways
 
 Floats = NDArray[np.float64]
 _Specs = tuple[Spec, ...]
@@ -50,13 +50,17 @@ class EdgePricer:
     def _terms(self, source: Spec, target: Spec) -> tuple[int, ...]:
         """The terms of a pair, at least one. Dims that stay as they are only make the value smaller: leaving
         them out lets many pairs share one answer."""
-        moving = [(s, t) for s, t in zip(source, target, strict=True) if s != t]
-        still = tuple(s for s, t in zip(source, target, strict=True) if s == t and s)
-        key = (tuple(s for s, _ in moving), tuple(t for _, t in moving), pieces(still, self.sizes))
+        mine, theirs, share = [], [], 1
+        for s, t in zip(source, target, strict=True):
+            if s != t:
+                mine.append(s)
+                theirs.append(t)
+            elif s:
+                share *= ways(s, self.sizes)
+        key = (tuple(mine), tuple(theirs), share)
         if key not in self.of_moving:
-            found = (
-                (step.kind, step.axes, step.fraction / key[2]) for step in reshard(key[0], key[1], self.sizes)
-            )
+            steps = reshard(key[0], key[1], self.sizes)
+            found = ((step.kind, step.axes, step.fraction / share) for step in steps)
             terms = tuple(self.terms.setdefault(term, len(self.terms)) for term in found)
             self.of_moving[key] = terms or (-1,)
         self.of_pair[source, target] = self.of_moving[key]

@@ -8,6 +8,7 @@ tiles, so local extents are padded: contraction and columns to the width of the 
 Model", the chapters on TPUs and rooflines.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +20,7 @@ from planner.sharding.strategy import Strategy, result_spec, spec_of
 
 _SUBLANES = 8
 _MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
+_FREE = frozenset({"scan_slice", "scan_stack", "loop_carry", "cond_join"})  # they only tie specs together
 # These touch only the part of their first operand that they read or write.
 _SPARSE = frozenset(
     {"gather", "dynamic_slice", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}
@@ -37,30 +39,25 @@ def work_seconds(
     if node.kind == "leaf" and not node.inputs:  # a batch is written into memory afresh for every step
         whole = graph.values[node.outputs[0].value].bytes
         return [whole / _share(node, strategy, sizes) / machine.hbm_bandwidth for strategy in strategies]
-    if node.kind in ("leaf", "const", "copy") or primitive in (
-        "scan_slice",
-        "scan_stack",
-        "loop_carry",
-        "cond_join",
-    ):
+    if node.kind in ("leaf", "const", "copy") or primitive in _FREE:
         return [0.0] * len(strategies)
-    first = node.inputs[0] if node.inputs else node.outputs[0] if node.outputs else None
-    peak = machine.peak_flops(graph.values[first.value].dtype) if first else math.inf
-    matmul = primitive in _MATMULS
-    if matmul:
+    ports = (*node.inputs, *node.outputs)
+    peak = machine.peak_flops(graph.values[ports[0].value].dtype) if ports else math.inf
+    useful = [1.0] * len(strategies)
+    if primitive in _MATMULS:
         peak *= machine.matmul_efficiency
+        useful = _useful_parts(node, strategies, machine.mxu_dim, sizes)
+    moved = _bytes_moved(node, primitive, graph, strategies, sizes)
     return [
         node.repeat
         * (
             machine.overhead_seconds
             + max(
-                node.flops
-                / _share(node, strategy, sizes)
-                / (peak * (_padding(node, strategy, machine, sizes) if matmul else 1.0)),
-                _bytes_moved(node, primitive, graph, strategy, sizes) / machine.hbm_bandwidth,
+                node.flops / (_share(node, strategy, sizes) * peak * part),
+                count / machine.hbm_bandwidth,
             )
         )
-        for strategy in strategies
+        for strategy, part, count in zip(strategies, useful, moved, strict=True)
     ]
 
 
@@ -69,39 +66,45 @@ def _share(node: Node, strategy: Strategy, sizes: Mapping[str, int]) -> int:
 
 
 def _bytes_moved(
-    node: Node, primitive: str, graph: Graph, strategy: Strategy, sizes: Mapping[str, int]
-) -> float:
-    inputs = node.inputs[1:] if primitive in _SPARSE else node.inputs
-    read = sum(graph.values[p.value].bytes / pieces(spec_of(p.dims, strategy), sizes) for p in inputs)
-    written = sum(
-        graph.values[p.value].bytes / pieces(result_spec(p.dims, strategy), sizes) for p in node.outputs
-    )
-    if primitive in _SPARSE and primitive.startswith("scatter"):
-        written = 0.0
-    return read + (2 if primitive in _SPARSE else 1) * written
+    node: Node, primitive: str, graph: Graph, strategies: Sequence[Strategy], sizes: Mapping[str, int]
+) -> list[float]:
+    """Bytes read and written by one run on one device, per strategy."""
+    sparse = primitive in _SPARSE
+    inputs = node.inputs[1:] if sparse else node.inputs
+    outputs = () if sparse and primitive.startswith("scatter") else node.outputs
+    shares = functools.cache(lambda spec: pieces(spec, sizes))  # few specs, many strategies
+    totals = [0.0] * len(strategies)
+    for port, spec, times in (
+        *((p, spec_of, 1) for p in inputs),
+        *((p, result_spec, 1 + sparse) for p in outputs),
+    ):
+        whole = times * graph.values[port.value].bytes
+        for i, strategy in enumerate(strategies):
+            totals[i] += whole / shares(spec(port.dims, strategy))
+    return totals
 
 
-def _padding(node: Node, strategy: Strategy, machine: Machine, sizes: Mapping[str, int]) -> float:
-    """The fraction of a matmul unit's work that is not padding."""
-    width = machine.mxu_dim
+def _useful_parts(
+    node: Node, strategies: Sequence[Strategy], width: int, sizes: Mapping[str, int]
+) -> list[float]:
+    """The part of a matmul unit's work that is not padding, per strategy. width: of the unit, 0 for none."""
     if not width or len(node.inputs) < 2:
-        return 1.0
+        return [1.0] * len(strategies)
     extents = dict(node.sizes)
     left, right = ({f for dim in port.dims for f in dim} for port in node.inputs[:2])
     reduced = set(node.sums[0].reduced) if node.sums else set()
 
-    def extent(factors: set[str]) -> int:
+    def extent(factors: set[str], strategy: Strategy) -> int:
         return math.prod(extents[f] // ways(strategy.axes(f), sizes) for f in factors)
 
-    contraction, rows, columns = (
-        extent(reduced),
-        extent(left - right - reduced),
-        extent(right - left - reduced),
-    )
-    best = max(
-        _useful(rows, _SUBLANES) * _useful(columns, width), _useful(rows, width) * _useful(columns, _SUBLANES)
-    )
-    return _useful(contraction, width) * best
+    def part(strategy: Strategy) -> float:
+        rows = extent(left - right - reduced, strategy)
+        columns = extent(right - left - reduced, strategy)
+        as_they_stand = _useful(rows, _SUBLANES) * _useful(columns, width)
+        transposed = _useful(rows, width) * _useful(columns, _SUBLANES)
+        return _useful(extent(reduced, strategy), width) * max(as_they_stand, transposed)
+
+    return [part(strategy) for strategy in strategies]
 
 
 def _useful(extent: int, tile: int) -> float:

@@ -145,6 +145,8 @@ class _Build:
             found = _of_specs(node, [self.pins[node.id]])
         else:
             found = strategies(node, sizes, self._stores_state(node))
+        if node.kind == "leaf":  # ties go to the first: where nothing else speaks, keep less on each device
+            found = found[::-1]
         primitive = self.primitive[node.ops[0]] if node.ops else ""
         work = work_seconds(node, primitive, graph, found, self.network.machine, sizes)
         sums = [self.network.price(finishes(node, graph, s, sizes)) if s.split else 0.0 for s in found]

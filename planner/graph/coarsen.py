@@ -307,7 +307,11 @@ class _Builder:
             if not _scalar(self.graph, leaf.value):
                 new = results.get(leaf.partner, -1) if leaf.partner is not None else -1
                 self._leaf(
-                    "leaf", leaf.value, [new] if new in made else [], end, self.labels.arguments[leaf.value]
+                    "leaf",
+                    leaf.value,
+                    [new] if new in made or new == leaf.value else [],
+                    end,
+                    self.labels.arguments[leaf.value],
                 )
                 made.add(leaf.value)
         for op in self.graph.ops:

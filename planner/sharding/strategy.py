@@ -73,12 +73,15 @@ def parse(text: str) -> Strategy:
 
 def spec_of(dims: Dims, strategy: Strategy) -> Spec:
     """The spec of a value as a node reads or makes it, before partial sums are finished."""
-    return tuple(strategy.axes(dim[0]) if dim else () for dim in dims)
+    split = strategy.split
+    return tuple([split.get(dim[0], ()) if dim else () for dim in dims])
 
 
 def result_spec(dims: Dims, strategy: Strategy) -> Spec:
     """The spec of a result after its partial sums are finished: scattered axes come last in their dim."""
     kept = spec_of(dims, strategy)
+    if all(place == ALL_REDUCE for place in strategy.finish.values()):
+        return kept
     scattered = [tuple(a for a, d in strategy.finish.items() if d == dim) for dim in range(len(dims))]
     return tuple(have + extra for have, extra in zip(kept, scattered, strict=True))
 
