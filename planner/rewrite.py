@@ -57,7 +57,8 @@ class _Constraints:
         if spec not in self.templates:
             sharding = named_sharding(self.mesh, spec)
             struct = jax.ShapeDtypeStruct(source.aval.shape, source.aval.dtype)
-            made = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(struct)
+            with jax.set_mesh(self.mesh):  # an Explicit mesh around the call would make of it an assertion
+                made = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(struct)
             (self.templates[spec],) = open_jaxpr(made).eqns
         context = {} if like is None else {"source_info": like.source_info, "ctx": like.ctx}
         return self.templates[spec].replace(invars=[source], outvars=[jex.Var(source.aval)], **context)
