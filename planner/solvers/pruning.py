@@ -28,7 +28,7 @@ from planner.solvers.network import Network, restricted, value_of
 from planner.solvers.orders import Order, best_order
 
 WALKS = 60  # at most, on each level
-STALLED = 1e-7  # a walk that raises the bound by less, relatively, is the last
+STALLED = 1e-4, 1e-7  # a walk that raises the bound by less, relatively, is the last before the next try
 NARROW = 1e-9  # the first d, relative to the bound
 WIDER = 8.0  # from one d to the next
 AT_ONCE, AT_ONCE_PER_NODE = 2e6, 1e4  # entries of an elimination that costs less than a bound, and one order
@@ -129,18 +129,12 @@ def _after(folded: Folded, order: Order) -> Order:
 
 
 def _settle(search: _Search, small: Network, state: Messages, found: Minimum, level: int) -> Minimum:
-    gain = _tighten(state, search.deadline)
-    found = dataclasses.replace(found, bound=max(found.bound, state.bound))
-    width = max(NARROW * abs(found.bound), gain)
-    while True:
-        kept = _near(state, found.choice, width)
-        tried = _eliminated(search, restricted(small, kept, search.intern), QUICK)
-        if tried is None:
-            break
-        found = _better(small, kept, tried, found)
-        if found.value - state.base <= width or sum(map(len, kept)) == sum(small.sizes):
-            return dataclasses.replace(found, bound=found.value)
-        width = min(WIDER * width, _gap(found, state))
+    for stalled in STALLED:
+        gain = _tighten(state, stalled, search.deadline)
+        found = dataclasses.replace(found, bound=max(found.bound, state.bound))
+        found, proven = _widened(search, small, state, found, max(NARROW * abs(found.bound), gain))
+        if proven:
+            return found
     kept = _near(state, found.choice, _gap(found, state))
     part = restricted(small, kept, search.intern)
     tried = _eliminated(search, part, THOROUGH)
@@ -155,13 +149,29 @@ def _settle(search: _Search, small: Network, state: Messages, found: Minimum, le
     return dataclasses.replace(lifted, bound=min(lifted.value, max(found.bound, below.bound)), cut=below.cut)
 
 
+def _widened(
+    search: _Search, small: Network, state: Messages, found: Minimum, width: float
+) -> tuple[Minimum, bool]:
+    """Eliminates what is within `width` of the bound, then within more, until that is the optimum, which is
+    true, or takes too much, false."""
+    while True:
+        kept = _near(state, found.choice, width)
+        tried = _eliminated(search, restricted(small, kept, search.intern), QUICK)
+        if tried is None:
+            return found, False
+        found = _better(small, kept, tried, found)
+        if found.value - state.base <= width or sum(map(len, kept)) == sum(small.sizes):
+            return dataclasses.replace(found, bound=found.value), True
+        width = min(WIDER * width, _gap(found, state))
+
+
 def _gap(found: Minimum, state: Messages) -> float:
     """What excesses are held against, a little wider, for the rounding of the messages' sums."""
     return (found.value - state.base) + NARROW * abs(state.base)
 
 
-def _tighten(state: Messages, deadline: float) -> float:
-    """Walks until the bound stalls; what the last walk gained."""
+def _tighten(state: Messages, stalled: float, deadline: float) -> float:
+    """Walks until one gains no more than `stalled` of the bound; what it gained."""
     gain = 0.0
     for _ in range(WALKS):
         before = state.bound
@@ -169,7 +179,7 @@ def _tighten(state: Messages, deadline: float) -> float:
         gain = state.bound - before
         if time.monotonic() > deadline:
             raise OutOfTime
-        if gain <= STALLED * abs(state.bound):
+        if gain <= stalled * abs(state.bound):
             break
     return gain
 

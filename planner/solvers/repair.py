@@ -30,12 +30,12 @@ HIGHS_SHARE = 0.5  # of the time that is left
 
 
 def relink(record: Record) -> None:
-    """Notes the best choice that fits with what it can take from the cheaper ones that do not."""
+    """Notes the best choice that fits with what it can take from the last cheaper one, which does not."""
     best = record.best
-    for other in list(record.seen):
-        if best is not None and other.cost < best.cost:
+    if best is not None:
+        other = next((one for one in reversed(record.seen) if one.cost < best.cost), None)
+        if other is not None:
             note(record, relinked(record.problem, best.choice, other.choice))
-            best = record.best
 
 
 def improve(record: Record, prices: Floats, deadline: float) -> None:
