@@ -113,7 +113,7 @@ def search(
         started = time.monotonic()
         tables = build(graph, coarse, Network(machine, mesh), request.limit, request.pins)
         built = time.monotonic()
-        share = max(0.2, clock.left() / max(1, len(first) - i))
+        share = max(0.2, clock.left() / min(2, max(1, len(first) - i)))  # the first are the likeliest
         on_mesh = _schemes(coarse, tables, mesh, sorts, request, share)
         if not request.schemes:
             on_mesh.append(_free(tables, mesh, on_mesh, request, share))

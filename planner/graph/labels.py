@@ -14,6 +14,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
+from planner.graph.classes import Classes
 from planner.graph.graph import Graph
 
 SAMPLE, ATTRIBUTE, PARAMETER, NONE = "sample", "attribute", "parameter", ""
@@ -41,7 +42,7 @@ class Labels:
 
 def label(graph: Graph) -> Labels:
     """The labels of a step."""
-    classes = _Classes(graph)
+    classes = _walked_together(graph)
     labels: dict[_Key, str] = {}
     given = _argument_labels(graph)
     for value, dims in given.items():
@@ -69,30 +70,20 @@ def label(graph: Graph) -> Labels:
 _Key = tuple[int, int | str]  # (value id, dim) or (op id, factor)
 
 
-class _Classes:
+def _walked_together(graph: Graph) -> Classes[_Key]:
     """Dims of values and factors of ops that walk together."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.parent: dict[_Key, _Key] = {}
-        for op in graph.ops:
-            values, rules = (*op.operands, *op.results), op.rule.operands + op.rule.results
-            for value, dims in zip(values, rules, strict=True):
-                if value is not None:
-                    for i, dim in enumerate(dims):
-                        if dim:
-                            self.parent[self.find((value, i))] = self.find((op.id, dim[0]))
-
-    def find(self, key: _Key) -> _Key:
-        parent = self.parent
-        root = parent.setdefault(key, key)
-        while parent[root] != root:
-            root = parent[root]
-        while parent[key] != root:
-            parent[key], key = root, parent[key]
-        return root
+    classes: Classes[_Key] = Classes()
+    for op in graph.ops:
+        values, rules = (*op.operands, *op.results), op.rule.operands + op.rule.results
+        for value, dims in zip(values, rules, strict=True):
+            if value is not None:
+                for i, dim in enumerate(dims):
+                    if dim:
+                        classes.unite((op.id, dim[0]), (value, i))
+    return classes
 
 
-def _contracted(graph: Graph, classes: _Classes, labels: dict[_Key, str]) -> list[_Key]:
+def _contracted(graph: Graph, classes: Classes[_Key], labels: dict[_Key, str]) -> list[_Key]:
     """Classes that a heavy op contracts with an operand that has no examples: a weight."""
     found = []
     for op in graph.ops:
