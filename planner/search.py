@@ -32,7 +32,7 @@ from planner.sharding.spec import Spec
 from planner.solvers import auto
 
 SOLVERS = {"auto": auto.solve}
-_PER_AXIS = 4.0  # times as long for one axis more: there are about that many times the strategies
+_EFFORT = {1: 1.0, 2: 1.5, 3: 12.0}  # of a mesh by its number of axes, about: measured on deep and wide steps
 _SURE = 1.05  # a scheme's price that may be further above its best is not shown
 _LIMITED_SHARE = (
     0.05  # of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will
@@ -148,7 +148,7 @@ class _Clock:
         """Seconds for a mesh, from the last one with as many axes, or else with fewer."""
         axes = len(mesh.axes)
         fewer = max((count for count in self.taken if count <= axes), default=None)
-        return self.taken[fewer] * _PER_AXIS ** (axes - fewer) if fewer else 0.0
+        return self.taken[fewer] * _EFFORT[axes] / _EFFORT[fewer] if fewer else 0.0
 
 
 def _best(candidates: Sequence[Candidate]) -> Candidate:
