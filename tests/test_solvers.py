@@ -166,7 +166,9 @@ def test_the_least_usage_is_a_bound_of_the_peak(seed: int) -> None:
 def test_every_order_gives_the_same_minimum(rule: str) -> None:
     intern = Interner()
     network = network_of(ladder(5, 4), intern)
-    found = elimination.eliminate(network, greedy_order(network, intern, rule), intern)
+    order = greedy_order(network, intern, rule)
+    assert order is not None
+    found = elimination.eliminate(network, order, intern)
     assert found.value == value_of(network, found.choice)
     assert found.value == pruning.minimise(network, intern).value
 
@@ -183,7 +185,9 @@ def test_repeated_layers_are_worked_out_once() -> None:
     for layers in (12, 48):
         intern = Interner()
         network = network_of(ladder(layers, 6), intern)
-        found = elimination.eliminate(network, greedy_order(network, intern, "degree"), intern)
+        order = greedy_order(network, intern, "degree")
+        assert order is not None
+        found = elimination.eliminate(network, order, intern)
         assert found.products + found.recalled == 4 * layers
         counts.append(found.products)
     assert counts[1] <= counts[0] + 4

@@ -8,6 +8,7 @@ import numpy as np
 from planner.cost.problem import Choice, Problem
 from planner.solvers.interning import Interner
 from planner.solvers.memory import keep_the_limit
+from planner.solvers.minplus import INTERRUPTED
 from planner.solvers.network import network_of
 from planner.solvers.pruning import minimise
 from planner.solvers.record import Record, answer, note
@@ -28,7 +29,7 @@ def solve(
     try:
         cut = _search(record, starts, seconds, deadline)
     except KeyboardInterrupt:
-        cut = "interrupted"
+        cut = INTERRUPTED
     return answer(record, cut)
 
 

@@ -25,7 +25,7 @@ from planner.cost.problem import Floats, Problem
 from planner.solvers.interning import Interner
 from planner.solvers.ledger import Seen
 from planner.solvers.network import network_of
-from planner.solvers.pruning import Minimum, minimise
+from planner.solvers.pruning import Minimum, minimise, unless_interrupted
 from planner.solvers.record import ROUNDING, Record, note
 from planner.solvers.repair import improve, relink
 from planner.solvers.shortage import least_usage, make_fit, steepen
@@ -38,7 +38,7 @@ ROUNDS = 60
 ASCENT = 0.7  # of the time that is left goes to the prices at most
 INWARD = 0.5  # how far the next prices are moved to the best ones
 NEW_TIMES = 4  # that get a price after one round
-FIRST_BOX, LAST_BOX, GROWTH = 0.02, 1e5, 8.0  # the highest price, in cost per peak of the free minimum
+FIRST_BOX, LAST_BOX, GROWTH = 0.1, 1e5, 8.0  # the highest price, in cost per peak of the free minimum
 
 
 def keep_the_limit(record: Record, free: Minimum, intern: Interner, seconds: float, deadline: float) -> str:
@@ -60,7 +60,7 @@ def keep_the_limit(record: Record, free: Minimum, intern: Interner, seconds: flo
         steepen(record, first, intern, free.order, deadline)
     if record.best is not None and record.gap > small:
         improve(record, prices, deadline)
-    return "the time was up" if time.monotonic() > deadline else ""
+    return "the time was up" if time.monotonic() > deadline and record.gap > ROUNDING else ""
 
 
 def _work(problem: Problem) -> float:
@@ -88,12 +88,14 @@ def _ascend(
         full = inward * highest
         full[active] += (1.0 - inward) * prices
         network = network_of(problem, intern, full)
-        found = minimise(network, intern, start=last.choice, order=order, deadline=deadline)
+        at_once = order is not None  # prices tell more strategies apart, not fewer
+        found = minimise(network, intern, start=last.choice, order=order, at_once=at_once, deadline=deadline)
         order = found.order or order
         value = found.bound - network.rounding - limit * float(full.sum())
         if value > record.bound:
             highest = full
         last = note(record, found.choice, value)
+        unless_interrupted(found)
         relink(record)
         if last.peak > limit and at_edge:
             box *= GROWTH

@@ -10,13 +10,16 @@ from planner.cost.problem import Floats
 BLOCK = 1 << 16  # entries that stay in a core's cache while they are added and compared
 
 
+INTERRUPTED = "interrupted"
+
+
 class OutOfTime(Exception):
     """The deadline passed before the work was complete."""
 
 
 def why(error: BaseException) -> str:
     """Why a search was cut short by OutOfTime or KeyboardInterrupt, in words."""
-    return "interrupted" if isinstance(error, KeyboardInterrupt) else "the time was up"
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else "the time was up"
 
 
 def min_plus(parts: Sequence[Floats], sizes: Sequence[int], deadline: float = np.inf) -> Floats:

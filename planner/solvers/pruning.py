@@ -23,7 +23,7 @@ from planner.solvers.bounds import Messages, walk
 from planner.solvers.elimination import LARGEST_TABLE, TooLarge, eliminate, simple_bound
 from planner.solvers.folding import FOLD_ENTRIES, Folded, fold, unfold
 from planner.solvers.interning import Interner
-from planner.solvers.minplus import OutOfTime, why
+from planner.solvers.minplus import INTERRUPTED, OutOfTime, why
 from planner.solvers.network import Network, restricted, value_of
 from planner.solvers.orders import Order, best_order
 
@@ -59,10 +59,12 @@ def minimise(
     *,
     start: tuple[int, ...] | None = None,
     order: Order | None = None,
+    at_once: bool = True,
     deadline: float = np.inf,
 ) -> Minimum:
     """The best choice found and its bound; equal where the optimum is proven. start: one to begin with.
-    order: that of a network with the same pairs, at other prices, which is tried first."""
+    order: that of a network with the same pairs, at other prices, which is tried first. at_once: false if it
+    is known that all of it is too much to be eliminated at once."""
     first = start or tuple(int(costs.argmin()) for costs in network.unary)
     best = Minimum(first, value_of(network, first), simple_bound(network))
     if order is not None:
@@ -73,7 +75,14 @@ def minimise(
             pass
         except (OutOfTime, KeyboardInterrupt) as error:
             return dataclasses.replace(best, cut=why(error))
-    return _level(_Search(intern, deadline), network, best, 0)
+    return _level(_Search(intern, deadline, at_once), network, best, 0)
+
+
+def unless_interrupted(found: Minimum) -> Minimum:
+    """The same, for those who have nothing to do with half a search: raises KeyboardInterrupt again."""
+    if found.cut == INTERRUPTED:
+        raise KeyboardInterrupt
+    return found
 
 
 def _at_once(network: Network) -> float:
@@ -84,6 +93,7 @@ def _at_once(network: Network) -> float:
 class _Search:
     intern: Interner
     deadline: float
+    at_once: bool
 
 
 def _level(search: _Search, network: Network, best: Minimum, level: int) -> Minimum:
@@ -98,7 +108,9 @@ def _level(search: _Search, network: Network, best: Minimum, level: int) -> Mini
     if not np.isfinite(found.bound):  # every strategy of some node is forbidden
         return _unfolded(folded, found, network, best)
     try:
-        order = best_order(small, search.intern, most=_at_once(small), enough=_at_once(small))
+        order = None
+        if search.at_once or level:
+            order = best_order(small, search.intern, most=_at_once(small), enough=_at_once(small))
         if order is not None:
             done = eliminate(small, order, search.intern, deadline=search.deadline)
             at_once = Minimum(done.choice, done.value, done.value, order=_after(folded, order))

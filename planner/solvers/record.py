@@ -46,23 +46,23 @@ def note(record: Record, choice: tuple[int, ...], bound: float = -np.inf) -> See
 
 
 def answer(record: Record, cut: str) -> Choice:
-    """The best choice that fits, or else the one of the least peak. cut: why it was cut short, or ''."""
+    """The best choice that fits, or else the one of the least peak. cut: why it was cut short, or ''; that is
+    said even of the proven best, so that a search of many problems knows that it was interrupted."""
     if not record.seen:
         note(record, tuple(int(costs.argmin()) for costs in record.problem.node_costs))
     best, gap, end = record.best, record.gap, f", {cut}" if cut else ""
     if best is not None:
         bound = best.cost if gap <= ROUNDING else record.bound
-        stopped = "exact" if gap <= ROUNDING else f"gap {100 * gap:.2g}%{end}"
-        return Choice(best.choice, best.cost, min(bound, best.cost), best.peak, stopped)
+        stopped = "exact" if gap <= ROUNDING else f"gap {100 * gap:.2g}%"
+        return Choice(best.choice, best.cost, min(bound, best.cost), best.peak, stopped + end)
     least = min(record.seen, key=lambda one: (not np.isfinite(one.cost), one.peak, one.cost))
-    stopped = _none_allowed(record, cut) if np.isinf(least.cost) else _none_fits(record, least) + end
-    return Choice(least.choice, least.cost, min(record.bound, least.cost), least.peak, stopped)
+    stopped = _none_allowed(record) if np.isinf(least.cost) else _none_fits(record, least)
+    return Choice(least.choice, least.cost, min(record.bound, least.cost), least.peak, stopped + end)
 
 
-def _none_allowed(record: Record, cut: str) -> str:
-    if np.isinf(record.bound):
-        return "no choice is allowed: every choice has a forbidden pair"
-    return f"no choice is allowed: none was found, {cut}" if cut else "no choice is allowed: none was found"
+def _none_allowed(record: Record) -> str:
+    proven = np.isinf(record.bound)
+    return "no choice is allowed: " + ("every choice has a forbidden pair" if proven else "none was found")
 
 
 def _none_fits(record: Record, least: Seen) -> str:

@@ -10,7 +10,7 @@ from planner.solvers.interning import Interner
 from planner.solvers.ledger import Ledger, Seen, apply, cost_change, excess_change
 from planner.solvers.network import network_of
 from planner.solvers.orders import Order
-from planner.solvers.pruning import minimise
+from planner.solvers.pruning import minimise, unless_interrupted
 from planner.solvers.record import Record, note
 from planner.solvers.repair import by_programme
 
@@ -36,7 +36,7 @@ def least_usage(
     prices = np.zeros(problem.horizon)
     prices[at] = 1.0
     network = network_of(bare, intern, prices)
-    found = minimise(network, intern, order=order, deadline=deadline)
+    found = unless_interrupted(minimise(network, intern, order=order, deadline=deadline))
     return found.bound - network.rounding, found.choice
 
 
@@ -65,7 +65,7 @@ def steepen(record: Record, first: Seen, intern: Interner, order: Order | None, 
             break
         prices[at] = STEEP * first.cost / first.peak
         network = network_of(problem, intern, prices)
-        found = minimise(network, intern, order=order, deadline=deadline)
+        found = unless_interrupted(minimise(network, intern, order=order, deadline=deadline))
         worst = note(record, found.choice).usage
 
 
