@@ -30,8 +30,10 @@ from planner.report.units import duration
 from planner.sharding import named
 from planner.sharding.spec import Spec
 from planner.solvers import auto
+from planner.solvers.minplus import INTERRUPTED
 
 SOLVERS = {"auto": auto.solve}
+_INTERRUPTED = "The search was interrupted; this is the best of what it had tried."
 _EFFORT = {1: 1.0, 2: 1.5, 3: 12.0}  # of a mesh by its number of axes, about: measured on deep and wide steps
 _SURE = 1.05  # a scheme's price that may be further above its best is not shown
 _LIMITED_SHARE = (
@@ -93,11 +95,9 @@ def search(
 ) -> Found:
     """The best choice over the meshes. A mesh that there is no time for is left out, and a note says so."""
     sorts = named.sorts(coarse.nodes, _users(coarse))
-    spent: dict[str, float] = {"cost": 0.0, "solve": 0.0}
-    candidates: list[Candidate] = []
-    bounds: list[float] = []
-    notes: list[str] = []
     clock = _Clock(time.monotonic() + request.seconds)
+    candidates: list[Candidate] = []
+    notes: list[str] = []
     first, again = _by_shape(meshes)
     for i, mesh in enumerate((*first, *again)):
         if i >= len(first) and not _same_shape(mesh, _best(candidates).mesh):
@@ -110,18 +110,18 @@ def search(
             )
             continue
         progress(f"mesh {mesh}", i / len(meshes))
-        started = time.monotonic()
-        tables = build(graph, coarse, Network(machine, mesh), request.limit, request.pins)
-        built = time.monotonic()
         share = max(0.2, clock.left() / min(2, max(1, len(first) - i)))  # the first are the likeliest
-        on_mesh = _schemes(coarse, tables, mesh, sorts, request, share)
-        if not request.schemes:
-            on_mesh.append(_free(tables, mesh, on_mesh, request, share))
-        clock.taken[len(mesh.axes)] = time.monotonic() - started
-        spent["cost"] += built - started
-        spent["solve"] += time.monotonic() - built
-        candidates += on_mesh
-        bounds += [c.choice.lower_bound for c in on_mesh if not c.scheme or request.schemes]
+        try:
+            found = _on_mesh(graph, coarse, Network(machine, mesh), sorts, request, share, clock)
+        except KeyboardInterrupt:
+            if not candidates:
+                raise
+            notes.append(_INTERRUPTED)
+            break
+        candidates += found
+        if found and found[-1].choice.stopped.endswith(INTERRUPTED):
+            notes.append(_INTERRUPTED)
+            break
     if not candidates:
         raise InputError(
             f"No scheme among {', '.join(request.schemes)} can be used on the mesh "
@@ -130,15 +130,40 @@ def search(
         )
     best = _best(candidates)
     rows = _rows(graph, coarse, candidates, best)
+    bounds = [c.choice.lower_bound for c in candidates if not c.scheme or request.schemes]
     lower_bound = min([*bounds, best.choice.cost])
-    return Found(best, rows, lower_bound, spent, sorts, tuple(notes))
+    return Found(best, rows, lower_bound, clock.spent, sorts, tuple(notes))
+
+
+def _on_mesh(
+    graph: Graph,
+    coarse: Coarse,
+    network: Network,
+    sorts: Mapping[int, named.Sort],
+    request: Request,
+    seconds: float,
+    clock: "_Clock",
+) -> list[Candidate]:
+    """The named schemes at home on a mesh, then the free optimum (unless schemes were asked for)."""
+    started = time.monotonic()
+    tables = build(graph, coarse, network, request.limit, request.pins)
+    built = time.monotonic()
+    found = _schemes(coarse, tables, network.mesh, sorts, request, seconds)
+    if not request.schemes and not (found and found[-1].choice.stopped.endswith(INTERRUPTED)):
+        found.append(_free(tables, network.mesh, found, request, seconds))
+    done = time.monotonic()
+    clock.taken[len(network.mesh.axes)] = done - started
+    clock.spent["cost"] += built - started
+    clock.spent["solve"] += done - built
+    return found
 
 
 @dataclasses.dataclass
 class _Clock:
-    """When the search has to end, and what a mesh took, by its number of axes."""
+    """When the search has to end, what a mesh took (by its number of axes), and the seconds of each stage."""
 
     deadline: float
+    spent: dict[str, float] = dataclasses.field(default_factory=lambda: {"cost": 0.0, "solve": 0.0})
     taken: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def left(self) -> float:
@@ -198,6 +223,8 @@ def _schemes(
         choice = _inside(restrict(tables.problem, kept), request, seconds)
         wide = dataclasses.replace(choice, choice=widen(choice.choice, kept))
         found.append(Candidate(scheme.name, mesh, tables, wide))
+        if choice.stopped.endswith(INTERRUPTED):
+            break
     return found
 
 

@@ -10,6 +10,7 @@ from pipeline import found_by, network_of, stages_of
 from small_steps import adam_args, adam_step, f32, sgd_args, sgd_step
 
 import planner
+from planner import search
 from planner.cost.problem import cost_of, peak_of
 from planner.errors import InfeasibleError
 from planner.plans import Plan
@@ -164,3 +165,18 @@ def test_a_step_of_one_device_is_planned():
 def test_a_step_without_anything_to_split_is_planned():
     plan = planner.plan(lambda x: x + 1.0, f32(), machine=MACHINE, mesh={"x": 8})
     assert plan.argument_specs == {"x": ()}
+
+
+def test_an_interrupted_search_gives_the_best_of_what_it_tried(monkeypatch):
+    solve, calls = search.SOLVERS["auto"], []
+
+    def interrupted(problem, **keywords):
+        calls.append(problem)
+        choice = solve(problem, **keywords)
+        return dataclasses.replace(choice, stopped="interrupted") if len(calls) == 3 else choice
+
+    monkeypatch.setitem(search.SOLVERS, "auto", interrupted)
+    plan = planner.plan(sgd_step, *sgd_args(), machine=MACHINE)
+    assert len(calls) == 3
+    assert plan.notes == ("The search was interrupted; this is the best of what it had tried.",)
+    assert plan.step_seconds == min(row.step_seconds for row in plan.schemes)
