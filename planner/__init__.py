@@ -7,19 +7,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.api import compare, plan, plan_and_shard
+    from planner.api import compare, plan, plan_and_shard, verify
     from planner.apply import ShardedStep
     from planner.plans import Plan, load
+    from planner.verdict import Verification
 
-__all__ = ["Plan", "ShardedStep", "compare", "load", "plan", "plan_and_shard"]
+__all__ = ["Plan", "ShardedStep", "Verification", "compare", "load", "plan", "plan_and_shard", "verify"]
 
 _HOME = {
     "Plan": "planner.plans",
     "ShardedStep": "planner.apply",
+    "Verification": "planner.verdict",
     "compare": "planner.api",
     "load": "planner.plans",
     "plan": "planner.api",
     "plan_and_shard": "planner.api",
+    "verify": "planner.api",
 }
 
 

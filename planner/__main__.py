@@ -3,11 +3,13 @@
   plan      the best plan for a step on a machine        --model=gpt --config=gpt2_small --machine=tpu_v5e:4x4
   compare   that plan beside the named schemes           the same flags
   train     run the plan on real data, and time it       --model=gpt --config=tiny --machine=cpu:8 --steps=30
+  verify    compile the planned step, and compare        the flags of plan, or a step and --plan=plan.json
   show      a saved plan, or one value of it             plan.json --value='state.params.*'
   diff      what changes from one saved plan to another  old.json new.json
   machines  the machines there are, with their sources   or one of them: --machine=gpu_h100_sxm_80gb:2x8
 
-Exit status: 0 done; 2 bad input, said in one sentence; 3 when no plan fits the memory; 130 when interrupted.
+Exit status: 0 done; 1 when the compiled program is not as planned (verify); 2 bad input, said in one
+sentence; 3 when no plan fits the memory; 130 when interrupted.
 """
 
 import sys
@@ -31,7 +33,7 @@ _FLAGS = (  # name, kind, default, what it is; sorted by name
     ("model", "string", "", "a model of models/: gpt, llama, mlp, resnet"),
     ("out", "string", "", "file to save the plan to, for show, diff and --plan"),
     ("pins", "string", "", "specs to hold: 'batch.*=P(data, -);state.params.*.w1=P(-, model)'"),
-    ("plan", "string", "", "train: run this saved plan instead of making one"),
+    ("plan", "string", "", "train, verify: take this saved plan instead of making one"),
     ("schemes", "string", "", "stay inside these named schemes: fsdp,tensor_1d"),
     ("seconds", "float", 10.0, "time limit of the search"),
     ("seed", "integer", 0, "seed of the search, the parameters and the data"),
@@ -71,7 +73,7 @@ def _run(argv: list[str]) -> int:
         from planner.storage import write_json
 
         write_json(values.json, result)
-    return 0
+    return int(command is _verify and not result["holds"])
 
 
 def _flags() -> flags.FlagValues:
@@ -130,14 +132,18 @@ def _print(renderable: Any) -> None:
 
 def _planned(verb: str, values: flags.FlagValues, words: list[str]) -> Any:
     """The plan that `verb`, plan or compare, makes of what the flags say; saved where they say so."""
-    from planner.progress import planning_bar
-
     _no_words(words)
     choices, job = _choices(values), _job(values)
+    return _plan_for(job, choices, verb, values.out)
+
+
+def _plan_for(job: Any, choices: dict[str, Any], verb: str, out: str) -> Any:
+    from planner.progress import planning_bar
+
     with planning_bar() as progress:
         plan = getattr(planner, verb)(job.step, *job.args, progress=progress, **choices)
-    if values.out:
-        plan.save(values.out)
+    if out:
+        plan.save(out)
     return plan
 
 
@@ -180,6 +186,23 @@ def _diff(values: flags.FlagValues, words: list[str]) -> Any:
     return text.splitlines()
 
 
+def _verify(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.plans import load
+    from planner.report.verification import as_json
+    from planner.training import use_cpu_devices
+
+    _no_words(words)
+    plan = load(values.plan) if values.plan else None
+    machine = plan.machine if plan else values.machine
+    if machine.startswith("cpu:") and machine[4:].isdecimal():
+        use_cpu_devices(int(machine[4:]))
+    choices, job = _choices(values), _job(values)
+    plan = plan or _plan_for(job, choices, "plan", values.out)
+    found = planner.verify(plan, job.step, *job.args)
+    _print(found.table())
+    return as_json(found)
+
+
 def _machines(values: flags.FlagValues, words: list[str]) -> Any:
     from planner.report.machines import machine_json, machine_table
 
@@ -211,6 +234,7 @@ _COMMANDS: dict[str, Callable[[flags.FlagValues, list[str]], Any]] = {
     "plan": _plan,
     "show": _show,
     "train": _train,
+    "verify": _verify,
 }
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from meshes.machine import Machine, load_machine
 from meshes.mesh import LogicalMesh, mesh_of, preferred_meshes
 from planner import planning
 from planner.apply import ShardedStep, apply
+from planner.compiled import compile_step, devices_of
 from planner.describe import describe
 from planner.graph.coarsen import Coarse, coarsen
 from planner.graph.graph import Graph
@@ -22,6 +23,7 @@ from planner.plans import Plan
 from planner.search import Found, Progress, Request, search
 from planner.trace import build_graph
 from planner.trouble import does_not_fit
+from planner.verdict import Verification, verdict
 
 Mesh = Mapping[str, int] | Any  # axis sizes, or a jax.sharding.Mesh
 
@@ -101,6 +103,27 @@ def compare(train_step: Callable[..., Any], *args: Any, **keywords: Any) -> Plan
     return plan(train_step, *args, **keywords)
 
 
+def verify(
+    plan: Plan,
+    train_step: Callable[..., Any],
+    *args: Any,
+    static_argnums: int | Sequence[int] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+) -> Verification:
+    """Compiles the planned step and holds the program against the plan; nothing is run.
+
+    It is compiled for this process' devices, or, if the plan is for a TPU that is not here, ahead of time by
+    the TPU compiler (the extra `tpu`). Raises PlanFileError if the plan was made for another step, InputError
+    where there is nothing to compile with.
+    """
+    traced = trace_step(train_step, args, static_argnums, donate_argnums)
+    check_same_step(plan, planning.fingerprint(build_graph(traced)))
+    machine = load_machine(plan.machine)
+    devices, compiler = devices_of(machine)
+    step = apply(plan, traced, jax_mesh(mesh_of(machine, plan.mesh), devices))
+    return verdict(plan, compile_step(step, compiler))
+
+
 def _plan(
     traced: Traced,
     tracing_seconds: float,
@@ -172,6 +195,7 @@ def _write(
         peak_bytes=chosen.peak_bytes,
         limit_bytes=best.tables.problem.usage_limit,
         wire_bytes=chosen.wire_bytes,
+        flops=planning.matmul_flops(decided),
         lower_bound_seconds=found.lower_bound,
         stopped=best.choice.stopped,
         memory=planning.memory_at_peak(decided, found.sorts),

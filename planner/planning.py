@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from planner.cost.problem import usage_over_time
+from planner.cost.roofline import MATMULS
 from planner.cost.tables import Tables
 from planner.cost.traffic import Transfer, finishes, moves
 from planner.graph.coarsen import Coarse, Link
@@ -123,6 +124,16 @@ def wire_bytes(decided: Decided) -> float:
 def communication_seconds(decided: Decided) -> float:
     """Seconds of all collectives of a step, one after the other."""
     return decided.tables.network.price(transfers(decided))
+
+
+def matmul_flops(decided: Decided) -> float:
+    """FLOPs of the matmuls and convolutions of a step on one device; what is not split, all devices do."""
+    primitive = {op.id: op.primitive for op in decided.graph.ops}
+    return sum(
+        node.flops * node.repeat / pieces(tuple(strategy.split.values()), decided.sizes)
+        for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True)
+        if node.ops and primitive[node.ops[0]] in MATMULS
+    )
 
 
 _HELD_AS = {"parameter": "parameters", "moment": "optimizer state", "data": "batch"}

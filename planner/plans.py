@@ -64,14 +64,15 @@ class LeafPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A sharding plan. Seconds and bytes are predictions per step and per device.
+    """A sharding plan. Seconds, bytes and FLOPs are predictions per step and per device.
 
-    mesh: axis sizes in order. arguments, results: in flattened order. sites: see the module. schemes: the
-    chosen plan beside the named schemes. seconds: planning time of trace, space, cost, solve, total. memory:
-    predicted bytes by kind (parameters, optimizer state, gradients, activations, ...) at the peak.
-    fingerprint: of the step's graph, so that a plan is not used for another step. in_specs, out_specs:
-    pytrees of jax PartitionSpecs shaped like the (not static) arguments and the result; None in a plan read
-    from a file, which knows no pytrees: `argument_specs` and `result_specs` are always there.
+    mesh: axis sizes in order. flops: of matmuls and convolutions. arguments, results: in flattened order.
+    sites: see the module. schemes: the chosen plan beside the named schemes. seconds: planning time of trace,
+    space, cost, solve, total. memory: predicted bytes by kind (parameters, optimizer state, gradients,
+    activations, ...) at the peak. fingerprint: of the step's graph, so that a plan is not used for another
+    step. in_specs, out_specs: pytrees of jax PartitionSpecs shaped like the (not static) arguments and the
+    result; None in a plan read from a file, which knows no pytrees: `argument_specs` and `result_specs` are
+    always there.
     """
 
     machine: str
@@ -84,6 +85,7 @@ class Plan:
     peak_bytes: float
     limit_bytes: float
     wire_bytes: float
+    flops: float
     lower_bound_seconds: float
     stopped: str
     memory: Mapping[str, float]

@@ -103,3 +103,18 @@ def mesh_axes(groups: Groups, mesh_shape: Sequence[int], axis_names: Iterable[st
     if varying or any(len(group) != size for group in groups):
         return None
     return tuple(names[number] for number in axes)
+
+
+def spanned_axes(groups: Groups, mesh_shape: Sequence[int], axis_names: Iterable[str]) -> tuple[str, ...]:
+    """Every mesh axis along which some devices of one group differ, whether or not the groups are whole axes:
+    the pairs of a permute seldom are.
+
+    >>> spanned_axes(((0, 1), (1, 2), (2, 3), (3, 0)), (2, 2), ("x", "y"))
+    ('x', 'y')
+    """
+    shape = tuple(mesh_shape)
+    varying: set[int] = set()
+    for group in groups:
+        places = np.array(np.unravel_index(np.array(group), shape))
+        varying |= {number for number in range(len(shape)) if len(set(places[number].tolist())) > 1}
+    return tuple(name for number, name in enumerate(axis_names) if number in varying)

@@ -19,7 +19,7 @@ from planner.sharding.spec import pieces, ways
 from planner.sharding.strategy import Strategy, result_spec, spec_of
 
 _SUBLANES = 8
-_MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
+MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
 _FREE = frozenset({"scan_slice", "scan_stack", "loop_carry", "cond_join"})  # they only tie specs together
 # These touch only the part of their first operand that they read or write.
 _SPARSE = frozenset(
@@ -44,7 +44,7 @@ def work_seconds(
     ports = (*node.inputs, *node.outputs)
     peak = machine.peak_flops(graph.values[ports[0].value].dtype) if ports else math.inf
     useful = [1.0] * len(strategies)
-    if primitive in _MATMULS:
+    if primitive in MATMULS:
         peak *= machine.matmul_efficiency
         useful = _useful_parts(node, strategies, machine.mxu_dim, sizes)
     moved = _bytes_moved(node, primitive, graph, strategies, sizes)

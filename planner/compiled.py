@@ -1,0 +1,91 @@
+"""JAX edge: compiles a planned step, for the devices of this process or, ahead of time, for a TPU that is not
+here.
+
+The compiler of a TPU is the library libtpu, which needs no TPU. What it must know is in the environment
+before it is loaded, and it takes a lock on the whole machine unless it is told that several may run.
+"""
+
+import importlib.util
+import os
+import time
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from meshes.machine import Machine
+from planner.apply import ShardedStep
+from planner.errors import InputError
+from planner.jax_compat import state_partners
+from planner.program import Program
+
+_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",  # any will do: the topology says what to compile for
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+
+def devices_of(machine: Machine) -> tuple[list[Any], str]:
+    """The devices to compile for, and what they are, in words: those of this process where they are of the
+    machine's kind, else a TPU's that only the compiler knows.
+
+    Raises InputError where neither can be had.
+    """
+    here = jax.devices()
+    kind = machine.chip.kind
+    if here[0].platform == kind and (kind == "cpu" or here[0].device_kind in machine.chip.device_kinds):
+        return here, f"the {here[0].device_kind} devices of this process"
+    if kind == "tpu":
+        return _tpu_devices(machine), f"{machine.name}, ahead of time"
+    raise InputError(
+        f"A program for {machine.name} cannot be compiled here, where jax has {here[0].platform} devices. "
+        f"Verify on such a machine, or plan for cpu:{machine.devices} and verify that."
+    )
+
+
+def _tpu_devices(machine: Machine) -> list[Any]:
+    if importlib.util.find_spec("libtpu") is None:
+        raise InputError(
+            f"Compiling for {machine.name} needs the TPU compiler, which is not installed. Get it with "
+            "`pip install 'meshwright[tpu]'`; no TPU is needed."
+        )
+    if machine.slices > 1:
+        raise InputError(
+            f"{machine.name} has {machine.slices} slices, and only one can be compiled for ahead of time. "
+            f"Verify a plan for {machine.name.split('*')[0]}."
+        )
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    chip, _, shape = machine.name.removeprefix("tpu_").partition(":")
+    sides = (
+        (*machine.shape, 1)[:3] if len(machine.shape) < 3 and chip in ("v4", "v5p", "7x") else machine.shape
+    )
+    name = f"{'tpu' if chip[0].isdigit() else ''}{chip}:{'x'.join(map(str, sides)) or shape}"
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+    except Exception as error:  # whatever libtpu says about a topology it does not know
+        raise InputError(
+            f"The TPU compiler does not know {machine.name}: {str(error).splitlines()[0].rstrip('.')}. "
+            "Choose another slice."
+        ) from error
+
+
+def compile_step(step: ShardedStep, compiler: str) -> Program:
+    """Compiles a sharded step, runs nothing, and reads what came of it. compiler: for the report."""
+    started = time.monotonic()
+    compiled = step.lower().compile()
+    seconds = time.monotonic() - started
+    held = compiled.memory_analysis()
+    return Program(
+        compiler=compiler,
+        text=compiled.as_text() or "",
+        argument_bytes=float(held.argument_size_in_bytes),
+        output_bytes=float(held.output_size_in_bytes),
+        alias_bytes=float(held.alias_size_in_bytes),
+        temporary_bytes=float(held.temp_size_in_bytes),
+        donated=step.traced.donated,
+        partners=state_partners(step.traced),
+        seconds=seconds,
+    )

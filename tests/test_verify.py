@@ -1,0 +1,291 @@
+"""A plan held against the compiled program: what agrees holds, and what was broken on purpose is caught."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from command_steps import pair
+from handmade import make_plan
+from small_steps import f32
+from steps import MESHES
+from test_schemes import SMALL, step
+
+import planner
+from planner import verdict as verdicts
+from planner.compiled import devices_of
+from planner.errors import InputError, PlanFileError
+from planner.hlo_flops import matmul_flops
+from planner.matching import Moved, Row, match
+from planner.plans import Plan
+from planner.program import Program
+from planner.report.tables import console
+from planner.verdict import Verification, verdict
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def planned(scheme: str = "fsdp_tensor", **others: Any) -> Plan:
+    choices = {"mesh": MESHES[scheme], "schemes": [scheme]} if scheme else {}
+    return planner.plan(step, *SMALL, machine="cpu:8", **(choices | others))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return planned()
+
+
+@pytest.fixture(scope="module")
+def good(plan: Plan) -> Verification:
+    return planner.verify(plan, step, *SMALL)
+
+
+def statuses(found: Verification) -> dict[str, int]:
+    every = [row.status for row in found.rows]
+    return {status: every.count(status) for status in every}
+
+
+def test_a_plan_that_holds(plan: Plan, good: Verification):
+    assert good.flags == ()
+    assert good.holds
+    assert statuses(good) == {"as planned": 11, "scalars": 1}
+    assert good.wire.planned == good.wire.compiled == pytest.approx(plan.wire_bytes, rel=1e-6)
+    assert good.flops.planned == good.flops.compiled > 0
+    assert {row.either.axes for row in good.rows if row.status == "as planned"} >= {("x",), ("y",)}
+    held = good.memory
+    whole = held.arguments + held.temporaries + held.outputs - held.aliases
+    assert held.peak.compiled == whole > held.arguments > 0
+
+
+@pytest.mark.parametrize("scheme", ["data", "zero1", "fsdp", "tensor_1d", "tensor_3d", ""])
+def test_the_schemes_hold(scheme: str):
+    found = planner.verify(planned(scheme), step, *SMALL)
+    assert [str(flag) for flag in found.flags] == []
+
+
+def test_a_use_that_is_dropped_is_caught(plan: Plan):
+    # Without this one, the weight of the last backward matmul that uses one is not gathered. Others go
+    # without saying: XLA finds the planned way from what is around them.
+    last = max((site for site in plan.sites if site.kind == "use" and site.index == 1), key=lambda s: s.eqn)
+    broken = dataclasses.replace(plan, sites={k: v for k, v in plan.sites.items() if k != last})
+    found = planner.verify(broken, step, *SMALL)
+    assert not found.holds
+    assert {flag.kind for flag in found.flags} == {"unplanned", "wire bytes"}
+
+
+def test_an_axis_that_is_swapped_is_caught(plan: Plan):
+    def swapped(spec):
+        return tuple(tuple({"x": "y", "y": "x"}[axis] for axis in dim) for dim in spec)
+
+    chosen = next(s for s, specs in plan.sites.items() if s.kind == "use" and len(specs[-1]) == 2)
+    sites = {site: tuple(map(swapped, v)) if site == chosen else v for site, v in plan.sites.items()}
+    found = planner.verify(dataclasses.replace(plan, sites=sites), step, *SMALL)
+    assert not found.holds
+    assert {flag.kind for flag in found.flags} & {"missing", "unplanned"}
+
+
+def scanned(weights, x):
+    def loss(weights):
+        h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)
+        return jnp.mean(h**2)
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+
+def test_in_loops_collectives_and_flops_count_as_often_as_they_run():
+    shapes = f32(6, 64, 64), f32(32, 64)
+    plan = planner.plan(scanned, *shapes, machine="cpu:8", mesh={"x": 8}, schemes=["fsdp"])
+    found = planner.verify(plan, scanned, *shapes)
+    assert found.flops.compiled == found.flops.planned == 6 * 3 * 2 * 32 * 64 * 64 / 8
+    (row,) = [row for row in found.rows if row.status == "as all_reduce"]
+    assert row.planned is not None
+    assert row.compiled is not None
+    assert (row.planned.kind, row.compiled.kind) == ("reduce_scatter", "all_reduce")
+    assert row.planned.runs == row.compiled.runs == 6
+    assert row.planned.sent == row.compiled.sent
+
+
+def test_a_lost_donation_is_named():
+    def step(state, x):
+        return {"w": (state["w"] * jnp.mean(x)).astype(jnp.bfloat16)}
+
+    shapes = {"w": f32(64, 64)}, f32(64, 8)
+    plan = planner.plan(step, *shapes, machine="cpu:8", mesh={"x": 8}, donate_argnums=0)
+    found = planner.verify(plan, step, *shapes, donate_argnums=0)
+    assert [str(flag) for flag in found.flags if flag.kind == "lost donation"] == [
+        "state.w (2.00 KiB) is donated, but its memory is used for no result. Return a value of its shape, "
+        "dtype and spec in its place, or leave it out of donate_argnums."
+    ]
+
+
+def program(**changes: Any) -> Program:
+    """A program that does what `make_plan` plans, by hand: it has no collectives and no text."""
+    empty = {"compiler": "nothing", "text": "", "donated": (), "partners": {}, "seconds": 1.0}
+    sizes = {"argument_bytes": 1e9, "output_bytes": 1e9, "alias_bytes": 1e9, "temporary_bytes": 2e9}
+    return Program(**{**empty, **sizes, **changes})
+
+
+def flags_of(found: Verification) -> list[str]:
+    return [str(flag) for flag in found.flags]
+
+
+REPORT = "Report it with the plan; another scheme (schemes=) may do until it is repaired."
+
+
+def test_what_is_said_of_numbers_that_differ():
+    plan = dataclasses.replace(make_plan(), machine="tpu_v5e:2x4")
+    found = verdict(plan, program(temporary_bytes=3e9, partners={0: 0, 1: 3}))
+    assert [str(flag) for flag in found.flags] == [
+        "state.params.layers.1.w1 enters the step under another spec than state.params.out.b leaves it, so "
+        "that the second step would compile again, or move it first. Plan again with this version.",
+        "all_reduce over data, at train.py:12 is planned and not compiled: 42.5 MB a step, 100.0% of all "
+        f"that is sent. {REPORT}",
+        f"Each device sends 0 B where 42.5 MB were planned (-100.0%). {REPORT}",
+        f"Over data each device sends 0 B where 42.5 MB were planned (-100.0%). {REPORT}",
+        f"Each device does 0 FLOPs where 2e+09 FLOPs were planned (-100.0%). {REPORT}",
+        "At its peak each device holds 3.73 GiB where 2.79 GiB were planned (+33.3%). Leave that much room: "
+        "plan with a smaller memory_fraction.",
+    ]
+
+
+def test_small_differences_are_none():
+    plan = dataclasses.replace(
+        make_plan(), machine="tpu_v5e:2x4", collectives=(), flops=0.0, peak_bytes=2.8e9
+    )
+    assert verdict(plan, program()).flags == ()
+    assert verdicts.PEAK_TOLERANCE == 0.10
+
+
+def moved(kind: str = "all_gather", bytes: float = 1000.0, runs: float = 1.0, source: str = "") -> Moved:
+    return Moved(kind, ("x",), bytes, bytes / 2, runs, "w", source)
+
+
+def test_pairs_agree_in_as_much_as_they_can():
+    wanted = [moved(source="a.py:1"), moved(source="a.py:2"), moved("reduce_scatter"), moved(runs=4)]
+    seen = [
+        moved(source="a.py:2"),
+        moved(bytes=500.0, source="a.py:1"),
+        moved("all_reduce"),
+        moved(runs=2),
+        moved(bytes=9e3),
+    ]
+    assert match(wanted, seen) == (
+        Row("half the bytes", wanted[0], seen[1]),
+        Row("as planned", wanted[1], seen[0]),
+        Row("as all_reduce", wanted[2], seen[2]),
+        Row("other runs", wanted[3], seen[3]),
+        Row("unplanned", None, seen[4]),
+    )
+    assert match([moved()], []) == (Row("missing", moved(), None),)
+
+
+def test_scalars_are_one_row():
+    (row,) = match([moved(bytes=4.0), moved(bytes=8.0)], [moved(bytes=4.0)])
+    assert row.status == "scalars"
+    assert row.planned is not None
+    assert (row.planned.runs, row.planned.sent) == (2, 6.0)
+    assert row.compiled is not None
+    assert row.compiled.sent == 2.0
+
+
+CONVOLUTIONS = """HloModule m, num_partitions=1
+
+%test (p: (s32[], f32[2])) -> pred[] {
+  %p = (s32[], f32[2]) parameter(0)
+  %n = s32[]{:T(128)} constant(12)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %lt = pred[] compare(%i, %n), direction=LT
+}
+
+%body (q: (s32[], f32[2])) -> (s32[], f32[2]) {
+  %q = (s32[], f32[2]) parameter(0)
+  %two = s32[] constant(2)
+  %j = s32[] get-tuple-element(%q), index=0
+  %k = s32[] add(%j, %two)
+  %a = f32[8,16]{1,0} constant(0)
+  %b = f32[16,4]{1,0} constant(0)
+  %c = f32[8,4]{1,0} convolution(%a, %b), dim_labels=bf_io->bf
+  %v = f32[2] get-tuple-element(%q), index=1
+  ROOT %t = (s32[], f32[2]) tuple(%k, %v)
+}
+
+ENTRY %main (x: f32[1,5,3]) -> f32[1,5,2] {
+  %x = f32[1,5,3]{2,1,0} parameter(0)
+  %w = f32[3,3,2]{2,1,0} constant(0)
+  %l = (s32[], f32[2]) while(%t0), condition=%test, body=%body
+  ROOT %y = f32[1,5,2]{2,1,0} convolution(%x, %w), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f
+}
+"""
+
+
+def test_a_tpu_writes_matmuls_as_convolutions_and_loops_without_their_length():
+    inside, outside = 6 * 2 * 8 * 16 * 4, 2 * (5 * 3 - 2) * 3 * 2  # two of the 15 windows meet padding
+    assert matmul_flops(CONVOLUTIONS) == inside + outside
+
+
+def test_another_steps_plan_is_refused(plan: Plan):
+    with pytest.raises(PlanFileError, match="The plan was made for another step"):
+        planner.verify(plan, *pair()[:1], *pair()[1])
+
+
+def test_without_the_tpu_compiler_one_sentence_says_how_to_get_it(monkeypatch):
+    machine = planner.api.load_machine("tpu_v5e:2x4")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError) as caught:
+        devices_of(machine)
+    assert str(caught.value) == (
+        "Compiling for tpu_v5e:2x4 needs the TPU compiler, which is not installed. Get it with "
+        "`pip install 'meshwright[tpu]'`; no TPU is needed."
+    )
+
+
+def test_what_cannot_be_compiled_here_is_said():
+    with pytest.raises(InputError) as caught:
+        devices_of(planner.api.load_machine("gpu_h100_sxm_80gb:8"))
+    assert str(caught.value) == (
+        "A program for gpu_h100_sxm_80gb:1x8 cannot be compiled here, where jax has cpu devices. Verify on "
+        "such a machine, or plan for cpu:8 and verify that."
+    )
+
+
+def text_of(found: Verification) -> str:
+    screen = console()
+    with screen.capture() as captured:
+        screen.print(found.table())
+    return captured.get()
+
+
+def test_the_table_says_whether_it_holds(plan: Plan, good: Verification):
+    assert text_of(good).startswith("The plan holds, compiled for the cpu devices of this process.\n")
+    assert "as planned   all_reduce" in text_of(good)
+    broken = verdict(plan, program(compiler="nobody", temporary_bytes=9e99))
+    assert text_of(broken).startswith("The plan does not hold, compiled for nobody: ")
+    assert "missing" in text_of(broken)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, "-m", "planner", "verify", *words]
+    return subprocess.run(line, cwd=ROOT / "tests", env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_command_plans_and_verifies_then_takes_a_saved_plan(tmp_path):
+    saved, result = tmp_path / "plan.json", tmp_path / "result.json"
+    done = command("--step=command_steps:pair", "--machine=cpu:2", f"--out={saved}", f"--json={result}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("The plan holds")
+    assert json.loads(result.read_text())["holds"] is True
+    data = json.loads(saved.read_text())
+    data["plan"]["flops"] *= 2
+    saved.write_text(json.dumps(data))
+    done = command("--step=command_steps:pair", f"--plan={saved}", f"--json={result}")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "(-50.0%)" in done.stdout
+    assert [flag["kind"] for flag in json.loads(result.read_text())["flags"]] == ["flops"]
