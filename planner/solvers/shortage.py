@@ -11,7 +11,7 @@ from planner.solvers.ledger import Ledger, Seen, apply, cost_change, excess_chan
 from planner.solvers.network import network_of
 from planner.solvers.orders import Order
 from planner.solvers.pruning import minimise, unless_interrupted
-from planner.solvers.record import Record, note
+from planner.solvers.record import ROUNDING, Record, note
 from planner.solvers.repair import by_programme
 
 STEEP = (
@@ -66,7 +66,10 @@ def steepen(record: Record, first: Seen, intern: Interner, order: Order | None, 
         prices[at] = STEEP * first.cost / first.peak
         network = network_of(problem, intern, prices)
         found = unless_interrupted(minimise(network, intern, order=order, deadline=deadline))
-        worst = note(record, found.choice).usage
+        last = note(record, found.choice)
+        if last.peak <= record.floor * (1.0 + ROUNDING):  # no choice has less
+            break
+        worst = last.usage
 
 
 def eased(problem: Problem, choice: tuple[int, ...], deadline: float) -> tuple[int, ...]:
