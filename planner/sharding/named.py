@@ -2,18 +2,8 @@
 
 A scheme gives each mesh axis a *role*: a set of moves it may make in each sort of node. A move is what an
 axis does in a strategy: nothing, split a factor with some label, or split a reduced factor and finish its
-sums in some way. The solver is then free inside the restriction, so a scheme is priced at its best.
-
-    role      state       batch, activations     heavy ops                                sums end in
-    data      whole       sample                 sample                                   all-reduce
-    zero1     moments     sample                 sample                                   all-reduce,
-    reduce-scatter fsdp      split       sample                 sample
-    all-reduce, reduce-scatter
-    tensor    any         parameter, none        parameter, none                          all-reduce
-    sequence  any         parameter, attribute   parameter, none                          all-reduce, scatter
-    onto attribute feature   split       parameter              parameter
-    scatter onto parameter
-    cube      split       sample, parameter      parameter; sample where no weight is     scatter
+sums in some way. The solver is then free inside the restriction, so a scheme is priced at its best. The
+roles are the rows of ROLES.
 
 The two cube axes of 3-D parallelism lie on different dims of every activation, and swap them from one linear
 to the next.
@@ -77,9 +67,34 @@ SCHEMES: Mapping[str, Scheme] = {
     )
 }
 
-_SAMPLES = {"data", "zero1", "fsdp"}
-_MUST_SPLIT_STATE = {"fsdp", "feature", "cube"}
-_MUST_SPLIT_ACTIVATIONS = {"data", "zero1", "fsdp", "feature", "cube"}
+_FEATURES = frozenset({PARAMETER, NONE})
+_EXAMPLES = frozenset({SAMPLE})
+_SUM = frozenset({"all_reduce"})
+_SCATTERED = frozenset({SAMPLE, ATTRIBUTE, PARAMETER, NONE})
+
+
+@dataclasses.dataclass(frozen=True)
+class Role:
+    """What an axis of this role may do. state: which part of the state it may split, or ('split') has to
+    split. activations, ops: labels it may split in batches and activations, and in heavy ops. finishes: how
+    its partial sums may end. must: whether it has to split batches, activations and ops where it can."""
+
+    state: Literal["whole", "moments", "any", "split"]
+    activations: frozenset[str]
+    ops: frozenset[str]
+    finishes: frozenset[str]
+    must: bool
+
+
+ROLES: Mapping[str, Role] = {
+    "cube": Role("split", _EXAMPLES | _FEATURES, _EXAMPLES | _FEATURES, _SCATTERED, must=True),
+    "data": Role("whole", _EXAMPLES, _EXAMPLES, _SUM, must=True),
+    "feature": Role("split", _FEATURES, _FEATURES, _SUM | _FEATURES, must=True),
+    "fsdp": Role("split", _EXAMPLES, _EXAMPLES, _SUM | _SCATTERED, must=True),
+    "sequence": Role("any", _FEATURES | {ATTRIBUTE}, _FEATURES, _SUM | {ATTRIBUTE}, must=False),
+    "tensor": Role("any", _FEATURES, _FEATURES, _SUM, must=False),
+    "zero1": Role("moments", _EXAMPLES, _EXAMPLES, _SUM | _SCATTERED, must=True),
+}
 
 
 def allowed(
@@ -93,11 +108,11 @@ def allowed(
     fitting = [
         i
         for i, made in enumerate(moves)
-        if all(_may(role, sort, made[axis]) for axis, role in roles.items())
+        if all(_may(ROLES[role], sort, made[axis]) for axis, role in roles.items())
         and _together(made, roles)
         and _cube(node, sort, made, roles)
     ]
-    must = {axis for axis, role in roles.items() if _must(role, sort)}
+    must = {axis for axis, role in roles.items() if _must(ROLES[role], sort)}
     idle = {i: sum(moves[i][axis].label is None for axis in must) for i in fitting}
     least = min(idle.values(), default=0)
     return tuple(i for i in fitting if idle[i] == least)
@@ -146,31 +161,21 @@ def _cube(node: Node, sort: Sort, made: Mapping[str, Move], roles: Mapping[str, 
     return SAMPLE not in labels and rows == (0 if gradient else 1) and pair[0].factor != pair[1].factor
 
 
-def _must(role: str, sort: Sort) -> bool:
+def _must(role: Role, sort: Sort) -> bool:
     """Whether the axis has to split the node if it can."""
     if sort in ("parameter", "moment", "update"):
-        return role in _MUST_SPLIT_STATE or (role == "zero1" and sort != "parameter")
-    return role in _MUST_SPLIT_ACTIVATIONS and sort in ("data", "activation", "op")
+        return role.state == "split" or (role.state == "moments" and sort != "parameter")
+    return role.must and sort in ("data", "activation", "op")
 
 
-def _may(role: str, sort: Sort, move: Move) -> bool:
+def _may(role: Role, sort: Sort, move: Move) -> bool:
+    """Whether an axis may make this move in a node of this sort."""
     if move.label is None:
         return True
     if sort in ("parameter", "moment", "update", "state"):
-        whole = role == "data" or (role == "zero1" and sort in ("parameter", "state"))
-        return not whole
-    if role in _SAMPLES:
-        scatters = move.finish not in (None, "all_reduce")
-        return move.label == SAMPLE and not (role == "data" and scatters)
-    if role == "tensor":
-        return move.label in (PARAMETER, NONE) and move.finish in (None, "all_reduce")
-    if role == "sequence":
-        if move.label == ATTRIBUTE:
-            return sort in ("activation", "data") and move.finish is None
-        return move.label in (PARAMETER, NONE) and move.finish in (None, "all_reduce", ATTRIBUTE)
-    if role == "feature":
-        return move.label in (PARAMETER, NONE) and move.finish in (None, "all_reduce", PARAMETER, NONE)
-    return move.label in (SAMPLE, PARAMETER, NONE) and move.finish != "all_reduce"
+        return role.state in ("any", "split") or (role.state == "moments" and sort in ("moment", "update"))
+    labels = role.ops if sort == "op" else role.activations
+    return move.label in labels and (move.finish is None or move.finish in role.finishes)
 
 
 def sorts(nodes: Iterable[Node], users: Mapping[int, Sequence[Node]]) -> dict[int, Sort]:
