@@ -1,7 +1,7 @@
 """The way through the house: plan a step, run it by the plan, compare it with the named schemes.
 
-fn, args -trace-> Graph -coarsen-> nodes -tables-> Problem -search-> choice -planning-> Plan -apply->
-ShardedStep
+    fn, args -trace-> Graph -coarsen-> nodes -tables-> Problem -search-> choice
+                                       ShardedStep <-apply- Plan <-planning-+
 """
 
 import time

@@ -2,9 +2,8 @@
 
     node cost[s]     = work of the node under strategy s + collectives that finish its partial sums
     edge cost[s, t]  = collectives from the spec the maker leaves under s to the spec the user reads under t
-    usage            = what each node keeps (from when it is made until it is last read), the step's arguments
-    all the
-                       time, and a resharded copy while it is needed
+    usage            = what each node keeps from when it is made until it is last read, the step's arguments
+                       all the time, and a resharded copy while it is needed
 
 Nodes with the same signature share strategies and costs, links between the same signatures share one table:
 48 equal layers cost as much to build as one.
