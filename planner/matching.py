@@ -4,8 +4,8 @@ Both sides are brought to one form first (`Moved`). Then pairs are taken in pass
 everything to those that agree in less:
 
     as planned       kind, axes, bytes and runs agree; of several such, one of the same source line
-    as all_reduce    the same sum, finished by another kind: a CPU has no reduce-scatter, and a TPU uses none
-                     where it would be slower
+    as all_reduce    written as another kind: a CPU has no reduce-scatter; a TPU uses none on small tiles, and
+                     gathers small arrays by a sum with zeros
     half the bytes   moved in a type of half the width: a TPU rounds the operands of a matmul first
     twice the bytes  moved in a wider type: a CPU sums bfloat16 as float32
     other runs       moved another number of times in a step
@@ -137,6 +137,10 @@ def _summed(one: Moved) -> Hashable:
     return kind, one.axes, one.bytes, one.runs
 
 
+def _gathered(one: Moved) -> Hashable:
+    return _alike(dataclasses.replace(one, kind="all_reduce") if one.kind == "all_gather" else one)
+
+
 def _scaled(factor: float) -> Callable[[Moved], Hashable]:
     return lambda one: _summed(dataclasses.replace(one, bytes=one.bytes * factor))
 
@@ -149,6 +153,7 @@ _PASSES: tuple[tuple[str, Callable[[Moved], Hashable], Callable[[Moved], Hashabl
     (AS_PLANNED, _exact, _exact),
     (AS_PLANNED, _alike, _alike),
     ("", _summed, _summed),
+    ("", _gathered, _alike),
     ("half the bytes", _summed, _scaled(2.0)),
     ("twice the bytes", _summed, _scaled(0.5)),
     ("other runs", _once, _once),

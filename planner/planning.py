@@ -89,7 +89,7 @@ def _way(source: Spec, target: Spec, sizes: Mapping[str, int]) -> tuple[Spec, ..
 def transfers(decided: Decided) -> Iterator[Transfer]:
     """Every collective of the step, in no order."""
     for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
-        yield from finishes(node, decided.graph, strategy, decided.sizes)
+        yield from finishes(node, decided.graph, strategy, decided.tables.network)
     for link in decided.coarse.links:
         port = decided.coarse.nodes[link.user].inputs[link.into]
         yield from moves(port, decided.graph, decided.made(link), decided.read(link), decided.sizes)

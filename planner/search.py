@@ -36,9 +36,8 @@ SOLVERS = {"auto": auto.solve}
 _INTERRUPTED = "The search was interrupted; this is the best of what it had tried."
 _EFFORT = {1: 1.0, 2: 1.5, 3: 12.0}  # of a mesh by its number of axes, about: measured on deep and wide steps
 _SURE = 1.05  # a scheme's price that may be further above its best is not shown
-_LIMITED_SHARE = (
-    0.05  # of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will
-)
+# Of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will.
+_LIMITED_SHARE = 0.1
 
 Progress = Callable[[str, float], None]  # what is being done, and which part of the whole is done
 
@@ -232,7 +231,9 @@ def _inside(problem: Problem, request: Request, seconds: float) -> Choice:
     """The best choice of a scheme: within the memory limit if one is found, else the fastest one without
     it."""
     solve = SOLVERS[request.solver]
+    started = time.monotonic()
     free = solve(dataclasses.replace(problem, usage_limit=math.inf), seconds=seconds, seed=request.seed)
+    taken = time.monotonic() - started
     if (
         free.peak <= problem.usage_limit
         or not math.isfinite(free.cost)
@@ -240,6 +241,8 @@ def _inside(problem: Problem, request: Request, seconds: float) -> Choice:
     ):
         return free
     left = seconds if request.schemes else _LIMITED_SHARE * seconds
+    if left < taken:  # the limit takes several such solves
+        return free
     lean = solve(problem, seconds=left, seed=request.seed, starts=[free.choice])
     return lean if lean.peak <= problem.usage_limit or request.schemes else free
 

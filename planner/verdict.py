@@ -17,7 +17,7 @@ from planner.report.units import memory, traffic
 
 WIRE_TOLERANCE = 0.05  # of the bytes sent, in total
 AXES_TOLERANCE = 0.10  # of the bytes sent along one set of axes
-SURPRISE = 0.01  # of the bytes sent: from here on a collective without its counterpart is a flag
+SURPRISE = 0.01  # of the bytes sent: above it a collective without its counterpart is a flag
 FLOPS_TOLERANCE = 0.03
 PEAK_TOLERANCE = 0.10  # by which the planned peak may be too low
 
@@ -159,18 +159,14 @@ def _traffic(rows: Sequence[Row], wire: Compared, by_axes: Mapping[str, Compared
     for kind, wanted in ((UNPLANNED, "compiled and not planned"), (MISSING, "planned and not compiled")):
         alike: dict[tuple[str, str, str], float] = defaultdict(float)
         for row in rows:
-            if row.status == kind:
-                one = row.either
+            one = row.either
+            if row.status == kind and one.sent > SURPRISE * most:
                 alike[one.kind, ", ".join(one.axes), one.source] += one.sent
         for (name, axes, source), sent in alike.items():
-            if sent > SURPRISE * most:
-                at = f", at {source}" if source else ""
-                part = f"{100 * sent / most:.1f}% of all that is sent"
-                yield Flag(
-                    kind,
-                    f"{name} over {axes}{at} is {wanted}: {traffic(sent)} a step, {part}.",
-                    _REPORT,
-                )
+            at = f", at {source}" if source else ""
+            part = f"{100 * sent / most:.1f}% of all that is sent"
+            what = f"{name} over {axes}{at} is {wanted}: {traffic(sent)} a step, {part}."
+            yield Flag(kind, what, _REPORT)
     if abs(wire.excess) > WIRE_TOLERANCE:
         yield Flag("wire bytes", _differ("Each device sends", wire, traffic), _REPORT)
     for axes, one in by_axes.items():

@@ -148,7 +148,7 @@ class _Build:
             found = found[::-1]
         primitive = self.primitive[node.ops[0]] if node.ops else ""
         work = work_seconds(node, primitive, graph, found, self.network.machine, sizes)
-        sums = [self.network.price(finishes(node, graph, s, sizes)) if s.split else 0.0 for s in found]
+        sums = [self.network.price(finishes(node, graph, s, self.network)) if s.split else 0.0 for s in found]
         outputs = tuple(_port_specs([result_spec(p.dims, s) for s in found]) for p in node.outputs)
         kept = tuple(
             np.array([graph.values[p.value].bytes / pieces(spec, sizes) for spec in held.specs])[held.index]
