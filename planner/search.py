@@ -29,10 +29,10 @@ from planner.plans import SchemeRow
 from planner.report.units import duration
 from planner.sharding import named
 from planner.sharding.spec import Spec
-from planner.solvers import auto
+from planner.solvers import auto, elimination, ilp
 from planner.solvers.minplus import INTERRUPTED
 
-SOLVERS = {"auto": auto.solve}
+SOLVERS = {"auto": auto.solve, "elimination": elimination.solve, "ilp": ilp.solve}
 _INTERRUPTED = "The search was interrupted; this is the best of what it had tried."
 _EFFORT = {1: 1.0, 2: 1.5, 3: 12.0}  # of a mesh by its number of axes, about: measured on deep and wide steps
 _SURE = 1.05  # a scheme's price that may be further above its best is not shown
@@ -280,8 +280,8 @@ def _free(
     tables: Tables, mesh: LogicalMesh, schemes: Sequence[Candidate], request: Request, seconds: float
 ) -> Candidate:
     starts = [c.choice.choice for c in schemes if math.isfinite(c.choice.cost)]
-    solve = SOLVERS[request.solver]
-    choice = solve(tables.problem, seconds=seconds, seed=request.seed, starts=starts)
+    begin = {"starts": starts} if request.solver == "auto" else {}  # the others begin with nothing
+    choice = SOLVERS[request.solver](tables.problem, seconds=seconds, seed=request.seed, **begin)
     return Candidate("", mesh, tables, choice)
 
 

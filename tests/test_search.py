@@ -180,3 +180,15 @@ def test_an_interrupted_search_gives_the_best_of_what_it_tried(monkeypatch):
     assert len(calls) == 3
     assert plan.notes == ("The search was interrupted; this is the best of what it had tried.",)
     assert plan.step_seconds == min(row.step_seconds for row in plan.schemes)
+
+
+def test_every_solver_finds_the_same_optimum():
+    steps = {
+        solver: planner.plan(
+            sgd_step, *sgd_args(), machine=MACHINE, mesh={"x": 8}, solver=solver
+        ).step_seconds
+        for solver in search.SOLVERS
+    }
+    assert set(steps) == {"auto", "elimination", "ilp"}
+    assert steps["elimination"] == pytest.approx(steps["auto"], rel=1e-9)
+    assert steps["ilp"] == pytest.approx(steps["auto"], rel=1e-6)
