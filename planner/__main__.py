@@ -187,6 +187,7 @@ def _diff(values: flags.FlagValues, words: list[str]) -> Any:
 
 
 def _verify(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.compiled import expect_tpu
     from planner.plans import load
     from planner.report.verification import as_json
     from planner.training import use_cpu_devices
@@ -196,6 +197,7 @@ def _verify(values: flags.FlagValues, words: list[str]) -> Any:
     machine = plan.machine if plan else values.machine
     if machine.startswith("cpu:") and machine[4:].isdecimal():
         use_cpu_devices(int(machine[4:]))
+    expect_tpu(machine)
     choices, job = _choices(values), _job(values)
     plan = plan or _plan_for(job, choices, "plan", values.out)
     found = planner.verify(plan, job.step, *job.args)

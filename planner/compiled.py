@@ -7,6 +7,7 @@ before it is loaded, and it takes a lock on the whole machine unless it is told 
 
 import importlib.util
 import os
+import pathlib
 import time
 from typing import Any
 
@@ -26,6 +27,20 @@ _ENVIRONMENT = {
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
+_GOOGLE = "0x1ae0"  # the vendor of a TPU on the PCI bus
+
+
+def expect_tpu(machine: str) -> None:
+    """To be called before jax starts its devices, where a program for `machine` is to be compiled: on a host
+    without TPUs, keeps jax from loading libtpu to look for some."""
+    buses = pathlib.Path("/sys/bus/pci/devices").glob("*/vendor")
+    if not machine.startswith("tpu_") or any(path.read_text().strip() == _GOOGLE for path in buses):
+        return
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if not getattr(jax.config, "jax_platforms", None):
+        jax.config.update("jax_platforms", "cpu")
+
 
 def devices_of(machine: Machine) -> tuple[list[Any], str]:
     """The devices to compile for, and what they are, in words: those of this process where they are of the
@@ -33,6 +48,7 @@ def devices_of(machine: Machine) -> tuple[list[Any], str]:
 
     Raises InputError where neither can be had.
     """
+    expect_tpu(machine.name)
     here = jax.devices()
     kind = machine.chip.kind
     if here[0].platform == kind and (kind == "cpu" or here[0].device_kind in machine.chip.device_kinds):
@@ -56,8 +72,6 @@ def _tpu_devices(machine: Machine) -> list[Any]:
             f"{machine.name} has {machine.slices} slices, and only one can be compiled for ahead of time. "
             f"Verify a plan for {machine.name.split('*')[0]}."
         )
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     chip, _, shape = machine.name.removeprefix("tpu_").partition(":")
     sides = (
         (*machine.shape, 1)[:3] if len(machine.shape) < 3 and chip in ("v4", "v5p", "7x") else machine.shape

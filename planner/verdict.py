@@ -20,6 +20,7 @@ AXES_TOLERANCE = 0.10  # of the bytes sent along one set of axes
 SURPRISE = 0.01  # of the bytes sent: above it a collective without its counterpart is a flag
 FLOPS_TOLERANCE = 0.03
 PEAK_TOLERANCE = 0.10  # by which the planned peak may be too low
+PEAK_SCRATCH = 0.001  # of the memory limit: a TPU program needs some MB of its own, however small the step
 
 _REPORT = "Report it with the plan; another scheme (schemes=) may do until it is repaired."
 
@@ -187,7 +188,8 @@ def _work(flops: Compared) -> Iterator[Flag]:
 def _peak(plan: Plan, peak: Compared) -> Iterator[Flag]:
     """A CPU's compiler keeps the operand of a sum beside its result and reuses memory little: there only the
     limit counts."""
-    allowed = plan.limit_bytes if _is_cpu(plan) else (1 + PEAK_TOLERANCE) * peak.planned
+    too_low = max((1 + PEAK_TOLERANCE) * peak.planned, peak.planned + PEAK_SCRATCH * plan.limit_bytes)
+    allowed = plan.limit_bytes if _is_cpu(plan) else too_low
     if peak.compiled > allowed:
         yield Flag(
             "memory",

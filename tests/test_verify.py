@@ -19,6 +19,7 @@ from steps import MESHES
 from test_schemes import SMALL, step
 
 import planner
+from meshes.machine import load_machine
 from planner import verdict as verdicts
 from planner.compiled import devices_of
 from planner.errors import InputError, PlanFileError
@@ -140,7 +141,7 @@ REPORT = "Report it with the plan; another scheme (schemes=) may do until it is 
 
 
 def test_what_is_said_of_numbers_that_differ():
-    plan = dataclasses.replace(make_plan(), machine="tpu_v5e:2x4")
+    plan = dataclasses.replace(make_plan(), machine="tpu_v5e:2x4", limit_bytes=14.4e9)
     found = verdict(plan, program(temporary_bytes=3e9, partners={0: 0, 1: 3}))
     assert [str(flag) for flag in found.flags] == [
         "state.params.layers.1.w1 enters the step under another spec than state.params.out.b leaves it, so "
@@ -160,6 +161,9 @@ def test_small_differences_are_none():
         make_plan(), machine="tpu_v5e:2x4", collectives=(), flops=0.0, peak_bytes=2.8e9
     )
     assert verdict(plan, program()).flags == ()
+    scratch = dataclasses.replace(plan, peak_bytes=1e6, limit_bytes=14.4e9)
+    assert verdict(scratch, program(argument_bytes=0.0, output_bytes=1e9, temporary_bytes=1.5e7)).flags == ()
+    assert verdict(scratch, program(argument_bytes=0.0, output_bytes=1e9, temporary_bytes=1.6e7)).flags != ()
     assert verdicts.PEAK_TOLERANCE == 0.10
 
 
@@ -236,7 +240,7 @@ def test_another_steps_plan_is_refused(plan: Plan):
 
 
 def test_without_the_tpu_compiler_one_sentence_says_how_to_get_it(monkeypatch):
-    machine = planner.api.load_machine("tpu_v5e:2x4")
+    machine = load_machine("tpu_v5e:2x4")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError) as caught:
         devices_of(machine)
@@ -246,9 +250,19 @@ def test_without_the_tpu_compiler_one_sentence_says_how_to_get_it(monkeypatch):
     )
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu, the extra tpu, is not installed"
+)
+def test_a_plan_for_a_tpu_is_compiled_ahead_of_time():
+    done = command("--model=mlp", "--machine=tpu_v5e:2x4", "--schemes=data", JAX_PLATFORMS="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("The plan holds, compiled for tpu_v5e:2x4, ahead of time.\n")
+    assert "as planned   all_reduce" in done.stdout
+
+
 def test_what_cannot_be_compiled_here_is_said():
     with pytest.raises(InputError) as caught:
-        devices_of(planner.api.load_machine("gpu_h100_sxm_80gb:8"))
+        devices_of(load_machine("gpu_h100_sxm_80gb:8"))
     assert str(caught.value) == (
         "A program for gpu_h100_sxm_80gb:1x8 cannot be compiled here, where jax has cpu devices. Verify on "
         "such a machine, or plan for cpu:8 and verify that."
@@ -270,8 +284,8 @@ def test_the_table_says_whether_it_holds(plan: Plan, good: Verification):
     assert "missing" in text_of(broken)
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+def command(*words: str, **others: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT), **others}
     line = [sys.executable, "-m", "planner", "verify", *words]
     return subprocess.run(line, cwd=ROOT / "tests", env=env, capture_output=True, text=True, check=False)
 
