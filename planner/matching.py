@@ -8,6 +8,7 @@ everything to those that agree in less:
                      gathers small arrays by a sum with zeros
     half the bytes   moved in a type of half the width: a TPU rounds the operands of a matmul first
     twice the bytes  moved in a wider type: a CPU sums bfloat16 as float32
+    all at once      moved for all runs of a loop together, after it: a TPU sums stacked gradients so
     other runs       moved another number of times in a step
 
 What is left is planned and missing, or compiled and not planned. Arrays of at most SCALAR bytes are summed
@@ -145,6 +146,10 @@ def _scaled(factor: float) -> Callable[[Moved], Hashable]:
     return lambda one: _summed(dataclasses.replace(one, bytes=one.bytes * factor))
 
 
+def _in_all(one: Moved) -> Hashable:
+    return _once(dataclasses.replace(one, bytes=one.bytes * one.runs))
+
+
 def _once(one: Moved) -> Hashable:
     return _summed(dataclasses.replace(one, runs=1.0))
 
@@ -156,5 +161,6 @@ _PASSES: tuple[tuple[str, Callable[[Moved], Hashable], Callable[[Moved], Hashabl
     ("", _gathered, _alike),
     ("half the bytes", _summed, _scaled(2.0)),
     ("twice the bytes", _summed, _scaled(0.5)),
+    ("all at once", _in_all, _in_all),
     ("other runs", _once, _once),
 )

@@ -137,10 +137,11 @@ class Plan:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """What `--json` writes: the plan without its sites, with the specs by path and the schemes by name."""
+    """What `--json` writes: the plan without its sites, with the specs by path and the schemes that apply by
+    name."""
     data = encode(Plan, plan)
     del data["sites"]
-    data["schemes"] = {row.pop("scheme"): row for row in data["schemes"]}
+    data["schemes"] = {row.pop("scheme"): row for row in data["schemes"] if not row["applies"]}
     specs = {
         "in_specs": {path: show(spec) for path, spec in plan.argument_specs.items()},
         "out_specs": {path: show(spec) for path, spec in plan.result_specs.items()},

@@ -17,14 +17,14 @@ import numpy as np
 
 from meshes.machine import Machine
 from meshes.mesh import LogicalMesh
-from planner.cost.problem import Choice, Problem, least_peak, peak_of
+from planner.candidates import Candidate, best_of, scheme_rows
+from planner.cost.problem import Choice, Problem, least_peak
 from planner.cost.restrict import restrict, widen
 from planner.cost.tables import Tables, build
 from planner.cost.traffic import Network
 from planner.errors import InputError
 from planner.graph.coarsen import Coarse, Node
 from planner.graph.graph import Graph
-from planner.planning import Decided, communication_seconds, wire_bytes
 from planner.plans import SchemeRow
 from planner.report.units import duration
 from planner.sharding import named
@@ -35,7 +35,6 @@ from planner.solvers.minplus import INTERRUPTED
 SOLVERS = {"auto": auto.solve, "elimination": elimination.solve, "ilp": ilp.solve}
 _INTERRUPTED = "The search was interrupted; this is the best of what it had tried."
 _EFFORT = {1: 1.0, 2: 1.5, 3: 12.0}  # of a mesh by its number of axes, about: measured on deep and wide steps
-_SURE = 1.05  # a scheme's price that may be further above its best is not shown
 # Of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will.
 _LIMITED_SHARE = 0.1
 
@@ -54,21 +53,6 @@ class Request:
     seconds: float = 10.0
     seed: int = 0
     every_scheme: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A choice on one mesh. scheme: '' for the free search."""
-
-    scheme: str
-    mesh: LogicalMesh
-    tables: Tables
-    choice: Choice
-
-    @property
-    def fits(self) -> bool:
-        """Whether it stays within the memory limit at every time."""
-        return self.choice.peak <= self.tables.problem.usage_limit and math.isfinite(self.choice.cost)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,16 +81,13 @@ def search(
     clock = _Clock(time.monotonic() + request.seconds)
     candidates: list[Candidate] = []
     notes: list[str] = []
+    untried: list[LogicalMesh] = []
     first, again = _by_shape(meshes)
     for i, mesh in enumerate((*first, *again)):
-        if i >= len(first) and not _same_shape(mesh, _best(candidates).mesh):
+        if i >= len(first) and not _same_shape(mesh, best_of(candidates).mesh):
             continue  # only the order of the axes differs from a mesh that lost
         if candidates and clock.expected(mesh) > clock.left():
-            notes.append(
-                f"Mesh {mesh} was not tried: it takes about {duration(clock.expected(mesh))}, and "
-                f"{duration(max(0.0, clock.left()))} of the {duration(request.seconds)} were left. Allow "
-                "more with seconds=."
-            )
+            untried.append(mesh)
             continue
         progress(f"mesh {mesh}", i / len(meshes))
         share = max(0.2, clock.left() / min(2, max(1, len(first) - i)))  # the first are the likeliest
@@ -127,8 +108,15 @@ def search(
             f"{' or '.join(str(mesh) for mesh in meshes)}. Leave the schemes open, or fix a mesh with other "
             "axes."
         )
-    best = _best(candidates)
-    rows = _rows(graph, coarse, candidates, best)
+    if untried:
+        names = ", ".join(str(mesh) for mesh in untried)
+        notes.append(
+            f"There was no time for the meshes {names} in {duration(request.seconds)}; allow more with "
+            "seconds=."
+        )
+    best = best_of(candidates)
+    tried = [mesh for mesh in meshes if mesh not in untried]
+    rows = scheme_rows(graph, coarse, candidates, best, tried, request.schemes)
     bounds = [c.choice.lower_bound for c in candidates if not c.scheme or request.schemes]
     lower_bound = min([*bounds, best.choice.cost])
     return Found(best, rows, lower_bound, clock.spent, sorts, tuple(notes))
@@ -173,11 +161,6 @@ class _Clock:
         axes = len(mesh.axes)
         fewer = max((count for count in self.taken if count <= axes), default=None)
         return self.taken[fewer] * _EFFORT[axes] / _EFFORT[fewer] if fewer else 0.0
-
-
-def _best(candidates: Sequence[Candidate]) -> Candidate:
-    """The cheapest that fits, or else the leanest."""
-    return min(candidates, key=lambda c: (not c.fits, c.choice.cost if c.fits else c.choice.peak))
 
 
 def _same_shape(some: LogicalMesh, other: LogicalMesh) -> bool:
@@ -283,37 +266,3 @@ def _free(
     begin = {"starts": starts} if request.solver == "auto" else {}  # the others begin with nothing
     choice = SOLVERS[request.solver](tables.problem, seconds=seconds, seed=request.seed, **begin)
     return Candidate("", mesh, tables, choice)
-
-
-def _rows(
-    graph: Graph, coarse: Coarse, candidates: Sequence[Candidate], best: Candidate
-) -> tuple[SchemeRow, ...]:
-    """The chosen plan, then each scheme at its best mesh."""
-    rows = [_row("chosen", graph, coarse, best)]
-    for name in named.SCHEMES:
-        several = [
-            c
-            for c in candidates
-            if c.scheme == name
-            and math.isfinite(c.choice.cost)
-            and c.choice.cost <= _SURE * c.choice.lower_bound
-        ]
-        if several:
-            champion = min(several, key=lambda c: (not c.fits, c.choice.cost))
-            rows.append(_row(name, graph, coarse, champion))
-    return tuple(rows)
-
-
-def _row(name: str, graph: Graph, coarse: Coarse, candidate: Candidate) -> SchemeRow:
-    decided = Decided(graph, coarse, candidate.tables, candidate.choice.choice)
-    communication = communication_seconds(decided)
-    return SchemeRow(
-        scheme=name,
-        mesh=dict(candidate.mesh.sizes),
-        step_seconds=candidate.choice.cost,
-        compute_seconds=candidate.choice.cost - communication,
-        exposed_seconds=communication,
-        peak_bytes=peak_of(candidate.tables.problem, candidate.choice.choice),
-        wire_bytes=wire_bytes(decided),
-        fits=candidate.fits,
-    )

@@ -19,6 +19,7 @@ FLOORS = (
     (("planner.solvers",), ("planner.simulate",)),
     (
         (
+            "planner.candidates",
             "planner.describe",
             "planner.hlo",
             "planner.hlo_flops",

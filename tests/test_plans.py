@@ -36,7 +36,7 @@ def test_json_holds_the_promised_entries():
     assert data["in_specs"]["state.params.layers.0.w1"] == "P(-, model)"
     assert data["out_specs"]["metrics.loss"] == "P()"
     assert set(data["seconds"]) == {"trace", "space", "cost", "solve", "total"}
-    assert list(data["schemes"]) == ["chosen", "data", "tensor_3d"]
+    assert list(data["schemes"]) == ["chosen", "data"]  # tensor_3d does not apply
     assert data["collectives"][0]["wire_bytes"] == 7077888.0
     assert "sites" not in data
 

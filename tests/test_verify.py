@@ -188,6 +188,8 @@ def test_pairs_agree_in_as_much_as_they_can():
         Row("unplanned", None, seen[4]),
     )
     assert match([moved()], []) == (Row("missing", moved(), None),)
+    each, together = moved("all_reduce", runs=4), moved("all_reduce", bytes=4000.0)
+    assert match([each], [together]) == (Row("all at once", each, together),)
 
 
 def test_scalars_are_one_row():

@@ -137,7 +137,7 @@ def schemes_table(rows: Sequence[SchemeRow]) -> Table:
     )
     for row in rows:
         if row.applies:
-            table.add_row(row.scheme, mesh_text(row.mesh), *[""] * 5, row.applies, style="dim")
+            table.add_row(row.scheme, *[""] * 6, row.applies, style="dim")
             continue
         times = (row.step_seconds, row.compute_seconds, row.exposed_seconds)
         cells = [*map(duration, times), memory(row.peak_bytes), traffic(row.wire_bytes)]

@@ -1,0 +1,86 @@
+"""Candidates: what the search found on each mesh, which of them is the plan, and how each named scheme
+stands."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from meshes.mesh import LogicalMesh
+from planner.cost.problem import Choice, peak_of
+from planner.cost.tables import Tables
+from planner.graph.coarsen import Coarse
+from planner.graph.graph import Graph
+from planner.planning import Decided, communication_seconds, wire_bytes
+from planner.plans import SchemeRow
+from planner.sharding.named import SCHEMES
+
+_SURE = 1.05  # a scheme's price that may be further above its best is not shown
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A choice on one mesh. scheme: '' for the free search."""
+
+    scheme: str
+    mesh: LogicalMesh
+    tables: Tables
+    choice: Choice
+
+    @property
+    def fits(self) -> bool:
+        """Whether it stays within the memory limit at every time."""
+        return self.choice.peak <= self.tables.problem.usage_limit and math.isfinite(self.choice.cost)
+
+
+def best_of(candidates: Sequence[Candidate]) -> Candidate:
+    """The cheapest that fits, or else the leanest."""
+    return min(candidates, key=lambda c: (not c.fits, c.choice.cost if c.fits else c.choice.peak))
+
+
+def scheme_rows(
+    graph: Graph,
+    coarse: Coarse,
+    candidates: Sequence[Candidate],
+    best: Candidate,
+    tried: Sequence[LogicalMesh],
+    wanted: Sequence[str],
+) -> tuple[SchemeRow, ...]:
+    """The chosen plan, then each scheme at its best mesh, or why it has none. wanted: schemes, () for all."""
+    rows = [_row("chosen", graph, coarse, best)]
+    for name in SCHEMES:
+        if wanted and name not in wanted:
+            continue
+        priced = [c for c in candidates if c.scheme == name and math.isfinite(c.choice.cost)]
+        sure = [c for c in priced if c.choice.cost <= _SURE * c.choice.lower_bound]
+        if sure:
+            rows.append(_row(name, graph, coarse, min(sure, key=lambda c: (not c.fits, c.choice.cost))))
+        else:
+            rows.append(_absent(name, "no time to price it" if priced else _why(name, tried)))
+    return tuple(rows)
+
+
+def _why(name: str, tried: Sequence[LogicalMesh]) -> str:
+    """Why a scheme has no price on any of the meshes that were tried."""
+    if all(SCHEMES[name].roles(len(mesh.axes)) is None for mesh in tried):
+        return "needs other mesh axes"
+    return "does not divide evenly"
+
+
+def _absent(name: str, reason: str) -> SchemeRow:
+    inf = math.inf
+    return SchemeRow(name, {}, inf, inf, inf, inf, inf, fits=False, applies=reason)
+
+
+def _row(name: str, graph: Graph, coarse: Coarse, candidate: Candidate) -> SchemeRow:
+    decided = Decided(graph, coarse, candidate.tables, candidate.choice.choice)
+    communication = communication_seconds(decided)
+    return SchemeRow(
+        scheme=name,
+        mesh=dict(candidate.mesh.sizes),
+        step_seconds=candidate.choice.cost,
+        compute_seconds=candidate.choice.cost - communication,
+        exposed_seconds=communication,
+        peak_bytes=peak_of(candidate.tables.problem, candidate.choice.choice),
+        wire_bytes=wire_bytes(decided),
+        fits=candidate.fits,
+    )
