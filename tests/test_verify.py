@@ -111,6 +111,7 @@ def test_in_loops_collectives_and_flops_count_as_often_as_they_run():
     assert (row.planned.kind, row.compiled.kind) == ("reduce_scatter", "all_reduce")
     assert row.planned.runs == row.compiled.runs == 6
     assert row.planned.sent == row.compiled.sent
+    assert found.holds  # the weights are gathered once for both loops
 
 
 def test_a_lost_donation_is_named():

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from planner.graph.blocks import Block, find_blocks, is_scalar
-from planner.graph.graph import Graph, Op, Site
+from planner.graph.graph import Graph, Op, Path, Site
 from planner.graph.labels import NONE, label
 from planner.graph.rule import Dims
 
@@ -257,12 +257,14 @@ class _Builder:
 
     def copies(self) -> dict[tuple[int, int], int]:
         """Copy nodes, by (value, id of the reading node): where at least two heavy ops of one body read a
-        value."""
+        value, or loops in it scan over it: the compiler gathers it once for a forward and a backward loop."""
         heavy: dict[tuple, list[tuple[Node, int]]] = defaultdict(list)
         for node in self.nodes:
-            if node.kind == "op":
-                for k, port in enumerate(node.inputs):
+            for k, port in enumerate(node.inputs):
+                if node.kind == "op":
                     heavy[port.value, self.region[node.ops[0]]].append((node, k))
+                elif node.kind == "block" and self._scans(node, port.value):
+                    heavy[port.value, self._outside(self.region[node.ops[0]])].append((node, k))
         reached = {}
         for (value, _), users in heavy.items():
             if len(users) < 2 or value not in self.home:
@@ -276,6 +278,16 @@ class _Builder:
             copy = self.add_copy(value, dims, first, last, repeat)
             reached.update({(value, node.id): copy.id for node, _ in users})
         return reached
+
+    def _scans(self, node: Node, value: int) -> bool:
+        """Whether all that a node does with a value is to scan over it: it enters the loop as a whole."""
+        readers = [reader for reader in self.readers[value] if reader.id in node.ops]
+        return bool(readers) and all(reader.primitive == "scan_slice" for reader in readers)
+
+    def _outside(self, region: Path) -> Path:
+        """The innermost loop body, or the whole step, around a loop body."""
+        around = [r for r in self.loop_end if len(r) < len(region) and region[: len(r)] == r]
+        return max(around, key=len, default=())
 
     def add_copy(self, value: int, dims: Dims, first: int, last: int, repeat: float) -> Node:
         home = self.home[value]
