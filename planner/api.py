@@ -2,6 +2,8 @@
 
     fn, args -trace-> Graph -coarsen-> nodes -tables-> Problem -search-> choice
                                        ShardedStep <-apply- Plan <-planning-+
+
+Each stage is called once, in this order. `verify` compiles the planned step and holds it against the plan.
 """
 
 import time
