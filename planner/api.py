@@ -54,21 +54,36 @@ def plan(
 
     Raises InputError, PinError, TraceError for bad input; InfeasibleError if nothing fits the memory.
     """
+    report = progress or (lambda stage, part: None)
+    check_names(schemes, solver, memory_fraction)
+    check_types(machine, mesh, seconds)
+    target = _machine(machine)
+    meshes = _meshes(target, mesh)
     started = time.monotonic()
+    report("walking the step", 0.0)
     traced = trace_step(train_step, args, static_argnums, donate_argnums)
-    return _plan(
-        traced,
-        time.monotonic() - started,
-        machine,
-        mesh,
-        pins,
-        schemes,
-        memory_fraction,
-        solver,
-        seconds,
-        seed,
-        progress,
+    graph = build_graph(traced)
+    check_batch(graph, target, fixed=mesh is not None)
+    walked = time.monotonic()
+    coarse = coarsen(graph)
+    request = Request(
+        limit=target.memory_bytes * memory_fraction,
+        schemes=tuple(schemes or ()),
+        pins=pinned_nodes(graph, coarse, pins or {}),
+        solver=solver,
+        seconds=seconds,
+        seed=seed,
+        every_scheme=mesh is not None,
     )
+    ready = time.monotonic()
+    found = search(graph, coarse, target, usable_meshes(meshes, graph, coarse, request.pins), request, report)
+    if not found.best.fits:
+        raise does_not_fit(graph, coarse, found, target, memory_fraction, request)
+    stages = {"trace": walked - started, "space": ready - walked, **found.seconds}
+    return _write(traced, graph, coarse, target, found, stages)
+
+
+_make_plan = plan  # by a name that an argument `plan` does not hide
 
 
 def plan_and_shard(
@@ -79,14 +94,11 @@ def plan_and_shard(
     Takes the keywords of `plan`. args: example arguments, arrays or ShapeDtypeStructs. The result is called
     like the step itself; see ShardedStep for `init` and `put`.
     """
-    tracing = {name: keywords.get(name) for name in ("static_argnums", "donate_argnums")}
-    started = time.monotonic()
-    traced = trace_step(train_step, args, **tracing)
-    tracing_seconds = time.monotonic() - started
+    given = plan
     if plan is None:
-        rest = {name: value for name, value in keywords.items() if name not in tracing}
-        plan = _plan(traced, tracing_seconds, **rest)
-    else:
+        plan = _make_plan(train_step, *args, **keywords)
+    traced = trace_step(train_step, args, keywords.get("static_argnums"), keywords.get("donate_argnums"))
+    if given is not None:
         check_same_step(plan, planning.fingerprint(build_graph(traced)))
     return apply(plan, traced, _device_mesh(plan, keywords.get("mesh")))
 
@@ -126,51 +138,10 @@ def verify(
     return verdict(plan, compile_step(step, compiler))
 
 
-def _plan(
-    traced: Traced,
-    tracing_seconds: float,
-    machine: str | Machine | None = None,
-    mesh: Mesh | None = None,
-    pins: Mapping[str, Any] | None = None,
-    schemes: Sequence[str] | None = None,
-    memory_fraction: float = 0.9,
-    solver: str = "auto",
-    seconds: float = 10.0,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Plan:
-    report = progress or (lambda stage, part: None)
-    check_names(schemes, solver, memory_fraction)
-    check_types(machine, mesh, seconds)
-    target = (
-        machine
-        if isinstance(machine, Machine)
-        else load_machine(machine)
-        if machine
-        else machine_of_process()
-    )
-    started = time.monotonic()
-    report("walking the step", 0.0)
-    graph = build_graph(traced)
-    walked = time.monotonic()
-    coarse = coarsen(graph)
-    meshes = _meshes(target, mesh)
-    check_batch(graph, target, fixed=mesh is not None)
-    request = Request(
-        limit=target.memory_bytes * memory_fraction,
-        schemes=tuple(schemes or ()),
-        pins=pinned_nodes(graph, coarse, pins or {}),
-        solver=solver,
-        seconds=seconds,
-        seed=seed,
-        every_scheme=mesh is not None,
-    )
-    ready = time.monotonic()
-    found = search(graph, coarse, target, usable_meshes(meshes, graph, coarse, request.pins), request, report)
-    if not found.best.fits:
-        raise does_not_fit(graph, coarse, found, target, memory_fraction, request)
-    stages = {"trace": tracing_seconds + walked - started, "space": ready - walked, **found.seconds}
-    return _write(traced, graph, coarse, target, found, stages)
+def _machine(given: str | Machine | None) -> Machine:
+    if isinstance(given, Machine):
+        return given
+    return load_machine(given) if given else machine_of_process()
 
 
 def _meshes(machine: Machine, fixed: Mesh | None) -> tuple[LogicalMesh, ...]:
