@@ -47,7 +47,7 @@ def build_graph(traced: Traced) -> Graph:
         walk.value(var.aval, name, (Site("in", (), 0, i),))
         for i, (var, name) in enumerate(zip(jaxpr.invars, argument_paths, strict=True))
     ]
-    results = walk.jaxpr(traced.closed_jaxpr, arguments, (), (), 1.0)
+    results = walk.jaxpr(traced.closed_jaxpr, arguments, _Place((), (), 1.0))
     donated = set(traced.donated)
     replaced = {out: arg for arg, out in partners.items()}
     return Graph(
@@ -79,6 +79,24 @@ def _needed(ops: Sequence[Op], results: Iterable[int | None]) -> tuple[Op, ...]:
     return tuple(op for op in ops if op.id in wanted)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a jaxpr stands: its path, the innermost loop body or branch around it, and its runs in a step."""
+
+    path: Path
+    region: Path
+    repeat: float
+
+    def inlined(self, step: tuple[int, str, int | None]) -> "_Place":
+        """A jaxpr inside that runs as a part of this one."""
+        return dataclasses.replace(self, path=(*self.path, step))
+
+    def body(self, step: tuple[int, str, int | None], times: float = 1.0) -> "_Place":
+        """A loop body or branch inside, run `times` for each run of this one."""
+        path = (*self.path, step)
+        return _Place(path, path, self.repeat * times)
+
+
 class _Walk:
     """The state of one walk: values and ops made so far."""
 
@@ -97,9 +115,7 @@ class _Walk:
         self.sites.append(list(sites))
         return len(self.values) - 1
 
-    def jaxpr(
-        self, closed: Any, inputs: Sequence[int | None], path: Path, region: Path, repeat: float
-    ) -> list[int | None]:
+    def jaxpr(self, closed: Any, inputs: Sequence[int | None], at: _Place) -> list[int | None]:
         """Walk a jaxpr whose inputs are these values; returns the values of its outputs (None for a
         literal)."""
         inner = open_jaxpr(closed)
@@ -112,30 +128,26 @@ class _Walk:
 
         for i, eqn in enumerate(inner.eqns):
             operands = [read(atom) for atom in eqn.invars]
-            results = self.equation(eqn, i, operands, path, region, repeat)
+            results = self.equation(eqn, i, operands, at)
             env.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in inner.outvars]
 
-    def equation(
-        self, eqn: Any, i: int, operands: list[int | None], path: Path, region: Path, repeat: float
-    ) -> list[int | None]:
+    def equation(self, eqn: Any, i: int, operands: list[int | None], at: _Place) -> list[int | None]:
         name = eqn.primitive.name
         if name in _INLINED:
             ((parameter, index, inner),) = sub_jaxprs(eqn)
-            return self.jaxpr(inner, operands, (*path, (i, parameter, index)), region, repeat)
+            return self.jaxpr(inner, operands, at.inlined((i, parameter, index)))
         if name == "sharding_constraint":  # the user's; the rewriting drops it, the plan replaces it
             return operands
         if name == "scan":
-            return self.scan(eqn, i, operands, path, repeat)
+            return self.scan(eqn, i, operands, at)
         if name == "while":
-            return self.loop(eqn, i, operands, path, repeat)
+            return self.loop(eqn, i, operands, at)
         if name == "cond":
-            return self.branches(eqn, i, operands, path, region, repeat)
-        return self.plain(eqn, i, operands, path, region, repeat)
+            return self.branches(eqn, i, operands, at)
+        return self.plain(eqn, i, operands, at)
 
-    def plain(
-        self, eqn: Any, i: int, operands: list[int | None], path: Path, region: Path, repeat: float
-    ) -> list[int | None]:
+    def plain(self, eqn: Any, i: int, operands: list[int | None], at: _Place) -> list[int | None]:
         name = eqn.primitive.name
         ins = [atom.aval for atom in eqn.invars]
         outs = [var.aval for var in eqn.outvars]
@@ -148,11 +160,11 @@ class _Walk:
             flops, light = rules.flops_of(name, eqn.params, ins, outs), rules.is_light(name, ins, outs)
         source = _source_line(eqn)
         results: list[int | None] = [
-            self.value(aval, f"{name} ({source})" if source else name, (Site("out", path, i, k),))
+            self.value(aval, f"{name} ({source})" if source else name, (Site("out", at.path, i, k),))
             for k, aval in enumerate(outs)
         ]
-        uses = [(Site("use", path, i, k),) for k in range(len(ins))]
-        self.op(name, operands, results, uses, rule, flops, light, repeat, region, source)
+        uses = [(Site("use", at.path, i, k),) for k in range(len(ins))]
+        self.op(name, operands, results, uses, rule, at, source, flops=flops, light=light)
         return results
 
     def op(
@@ -162,11 +174,11 @@ class _Walk:
         results: Sequence[int | None],
         uses: Sequence[tuple[Site, ...]],
         rule: Rule,
+        at: _Place,
+        source: str,
+        *,
         flops: float,
         light: bool,
-        repeat: float,
-        region: Path,
-        source: str,
     ) -> dict[str, Any]:
         record = {
             "id": len(self.ops),
@@ -177,8 +189,8 @@ class _Walk:
             "rule": rule,
             "flops": flops,
             "light": light,
-            "repeat": repeat,
-            "region": region,
+            "repeat": at.repeat,
+            "region": at.region,
             "source": source,
         }
         self.ops.append(record)
@@ -193,8 +205,7 @@ class _Walk:
         operands: Sequence[int | None],
         results: Sequence[int],
         uses: Sequence[tuple[Site, ...]],
-        repeat: float,
-        region: Path,
+        at: _Place,
         source: str,
     ) -> dict[str, Any]:
         """A pseudo-op: it moves no data of its own, its rule only ties specs together."""
@@ -203,7 +214,7 @@ class _Walk:
         rule = rules.rule_of(primitive, {}, ins, outs)
         assert rule is not None, f"the rule table lost the pseudo-op {primitive}"
         light = rules.is_light(primitive, ins, outs)
-        return self.op(primitive, operands, results, uses, rule, 0.0, light, repeat, region, source)
+        return self.op(primitive, operands, results, uses, rule, at, source, flops=0.0, light=light)
 
     def carry(
         self,
@@ -212,39 +223,35 @@ class _Walk:
         inside_sites: Sequence[Site],
         final_site: Site,
         uses: Sequence[tuple[Site, ...]],
-        repeat: float,
-        region: Path,
+        at: _Place,
         source: str,
     ) -> tuple[int, int, dict[str, Any]]:
         """A loop_carry whose next value is not known yet: (inside, final, the op to complete)."""
         inside = self.value(inside_aval, f"carry ({source})", inside_sites)
         final = self.value(inside_aval, f"carry ({source})", (final_site,))
         stand_in = inside if initial is None else initial
-        op = self.pseudo("loop_carry", (stand_in, inside), (inside, final), uses, repeat, region, source)
+        op = self.pseudo("loop_carry", (stand_in, inside), (inside, final), uses, at, source)
         op["operands"][0] = initial
         return inside, final, op
 
-    def scan(
-        self, eqn: Any, i: int, operands: list[int | None], path: Path, repeat: float
-    ) -> list[int | None]:
+    def scan(self, eqn: Any, i: int, operands: list[int | None], at: _Place) -> list[int | None]:
         consts, carries = scan_counts(eqn)
         ((parameter, index, inner),) = sub_jaxprs(eqn)
-        body = (*path, (i, parameter, index))
-        times, source = repeat * eqn.params["length"], _source_line(eqn)
+        body = at.body((i, parameter, index), eqn.params["length"])
+        source = _source_line(eqn)
         invars = open_jaxpr(inner).invars
         inputs: list[int | None] = list(operands[:consts])
         for k, value in enumerate(inputs):
             if value is not None:
-                self.sites[value].append(Site("in", body, 0, k))
+                self.sites[value].append(Site("in", body.path, 0, k))
         loops = []
         for k in range(consts, consts + carries):
             inside, final, op = self.carry(
                 invars[k].aval,
                 operands[k],
-                (Site("in", body, 0, k),),
-                Site("out", path, i, k - consts),
-                ((Site("use", path, i, k),), (Site("ret", body, 0, k - consts),)),
-                times,
+                (Site("in", body.path, 0, k),),
+                Site("out", at.path, i, k - consts),
+                ((Site("use", at.path, i, k),), (Site("ret", body.path, 0, k - consts),)),
                 body,
                 source,
             )
@@ -252,31 +259,28 @@ class _Walk:
             inputs.append(inside)
         for k in range(consts + carries, len(operands)):
             whole = operands[k]
-            inside = self.value(invars[k].aval, self.name_of(whole), (Site("in", body, 0, k),))
+            inside = self.value(invars[k].aval, self.name_of(whole), (Site("in", body.path, 0, k),))
             if whole is not None:
-                self.pseudo(
-                    "scan_slice", (whole,), (inside,), ((Site("use", path, i, k),),), times, body, source
-                )
+                self.pseudo("scan_slice", (whole,), (inside,), ((Site("use", at.path, i, k),),), body, source)
             inputs.append(inside)
-        outputs = self.jaxpr(inner, inputs, body, body, times)
+        outputs = self.jaxpr(inner, inputs, body)
         for (_, op), value in zip(loops, outputs, strict=False):
             op["operands"][1] = value
         results: list[int | None] = [final for final, _ in loops]
         for k in range(carries, len(outputs)):
-            stacked = self.value(eqn.outvars[k].aval, self.name_of(outputs[k]), (Site("out", path, i, k),))
+            stacked = self.value(eqn.outvars[k].aval, self.name_of(outputs[k]), (Site("out", at.path, i, k),))
             if outputs[k] is not None:
-                uses = ((Site("ret", body, 0, k),),)
-                self.pseudo("scan_stack", (outputs[k],), (stacked,), uses, times, body, source)
+                uses = ((Site("ret", body.path, 0, k),),)
+                self.pseudo("scan_stack", (outputs[k],), (stacked,), uses, body, source)
             results.append(stacked)
         return results
 
-    def loop(
-        self, eqn: Any, i: int, operands: list[int | None], path: Path, repeat: float
-    ) -> list[int | None]:
+    def loop(self, eqn: Any, i: int, operands: list[int | None], at: _Place) -> list[int | None]:
         subs = {parameter: (parameter, index, inner) for parameter, index, inner in sub_jaxprs(eqn)}
         test_consts, body_consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         (p_test, k_test, test), (p_body, k_body, inner) = subs["cond_jaxpr"], subs["body_jaxpr"]
-        test_path, body = (*path, (i, p_test, k_test)), (*path, (i, p_body, k_body))
+        body = at.body((i, p_body, k_body))
+        asking = dataclasses.replace(body, path=(*at.path, (i, p_test, k_test)))
         source = _source_line(eqn)
         self.notes.append(f"The while loop at {source or 'an unknown line'} is priced as one iteration.")
         first = test_consts + body_consts
@@ -286,39 +290,33 @@ class _Walk:
                 eqn.outvars[k - first].aval,
                 operands[k],
                 (
-                    Site("in", body, 0, body_consts + k - first),
-                    Site("in", test_path, 0, test_consts + k - first),
+                    Site("in", body.path, 0, body_consts + k - first),
+                    Site("in", asking.path, 0, test_consts + k - first),
                 ),
-                Site("out", path, i, k - first),
-                ((Site("use", path, i, k),), (Site("ret", body, 0, k - first),)),
-                repeat,
+                Site("out", at.path, i, k - first),
+                ((Site("use", at.path, i, k),), (Site("ret", body.path, 0, k - first),)),
                 body,
                 source,
             )
             carries.append((inside, final, op))
         insides = [inside for inside, _, _ in carries]
-        self.tests += self.jaxpr(test, [*operands[:test_consts], *insides], test_path, body, repeat)
-        outputs = self.jaxpr(inner, [*operands[test_consts:first], *insides], body, body, repeat)
+        self.tests += self.jaxpr(test, [*operands[:test_consts], *insides], asking)
+        outputs = self.jaxpr(inner, [*operands[test_consts:first], *insides], body)
         for (_, _, op), value in zip(carries, outputs, strict=True):
             op["operands"][1] = value
         return [final for _, final, _ in carries]
 
-    def branches(
-        self, eqn: Any, i: int, operands: list[int | None], path: Path, region: Path, repeat: float
-    ) -> list[int | None]:
+    def branches(self, eqn: Any, i: int, operands: list[int | None], at: _Place) -> list[int | None]:
         source = _source_line(eqn)
-        paths = [(*path, (i, parameter, index)) for parameter, index, _ in sub_jaxprs(eqn)]
-        outputs = [
-            self.jaxpr(inner, operands[1:], inner_path, inner_path, repeat)
-            for inner_path, (_, _, inner) in zip(paths, sub_jaxprs(eqn), strict=True)
-        ]
+        bodies = [(at.body((i, parameter, index)), inner) for parameter, index, inner in sub_jaxprs(eqn)]
+        outputs = [self.jaxpr(inner, operands[1:], body) for body, inner in bodies]
         results: list[int | None] = []
         for k, var in enumerate(eqn.outvars):
-            value = self.value(var.aval, f"cond ({source})", (Site("out", path, i, k),))
-            uses = [(Site("ret", inner_path, 0, k),) for inner_path in paths]
+            value = self.value(var.aval, f"cond ({source})", (Site("out", at.path, i, k),))
+            uses = [(Site("ret", body.path, 0, k),) for body, _ in bodies]
             joined = [branch[k] for branch in outputs]
             if any(v is not None for v in joined):
-                self.pseudo("cond_join", joined, (value,), uses, repeat, region, source)
+                self.pseudo("cond_join", joined, (value,), uses, at, source)
             results.append(value)
         return results
 
