@@ -43,6 +43,7 @@ def scheme_rows(
     candidates: Sequence[Candidate],
     best: Candidate,
     tried: Sequence[LogicalMesh],
+    untried: Sequence[LogicalMesh],
     wanted: Sequence[str],
 ) -> tuple[SchemeRow, ...]:
     """The chosen plan, then each scheme at its best mesh, or why it has none. wanted: schemes, () for all."""
@@ -55,15 +56,19 @@ def scheme_rows(
         if sure:
             rows.append(_row(name, graph, coarse, min(sure, key=lambda c: (not c.fits, c.choice.cost))))
         else:
-            rows.append(_absent(name, "no time to price it" if priced else _why(name, tried)))
+            rows.append(_absent(name, "no time to price it" if priced else _why(name, tried, untried)))
     return tuple(rows)
 
 
-def _why(name: str, tried: Sequence[LogicalMesh]) -> str:
+def _why(name: str, tried: Sequence[LogicalMesh], untried: Sequence[LogicalMesh]) -> str:
     """Why a scheme has no price on any of the meshes that were tried."""
-    if all(SCHEMES[name].roles(len(mesh.axes)) is None for mesh in tried):
-        return "needs other mesh axes"
-    return "does not divide evenly"
+
+    def at_home(mesh: LogicalMesh) -> bool:
+        return SCHEMES[name].roles(len(mesh.axes)) is not None
+
+    if any(at_home(mesh) for mesh in tried):
+        return "does not divide evenly"
+    return "no time for its meshes" if any(at_home(mesh) for mesh in untried) else "needs other mesh axes"
 
 
 def _absent(name: str, reason: str) -> SchemeRow:

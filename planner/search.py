@@ -116,7 +116,7 @@ def search(
         )
     best = best_of(candidates)
     tried = [mesh for mesh in meshes if mesh not in untried]
-    rows = scheme_rows(graph, coarse, candidates, best, tried, request.schemes)
+    rows = scheme_rows(graph, coarse, candidates, best, tried, untried, request.schemes)
     bounds = [c.choice.lower_bound for c in candidates if not c.scheme or request.schemes]
     lower_bound = min([*bounds, best.choice.cost])
     return Found(best, rows, lower_bound, clock.spent, sorts, tuple(notes))

@@ -144,6 +144,7 @@ def test_meshes_that_the_time_runs_out_for_are_named():
     assert plan.notes == (
         "There was no time for the meshes x=2 x y=4, x=2 x y=2 x z=2 in 0 s; allow more with seconds=.",
     )
+    assert {row.scheme: row.applies for row in plan.schemes}["tensor_3d"] == "no time for its meshes"
 
 
 def test_progress_is_told_in_order():
