@@ -78,11 +78,15 @@ def enumerate_meshes(machine: Machine, max_axes: int = 3) -> tuple[LogicalMesh, 
 
 
 def preferred_meshes(machine: Machine, max_axes: int = 3) -> tuple[LogicalMesh, ...]:
-    """The meshes worth trying first, at most a dozen: those made of whole physical axes and their merges, and
-    where these are fewer than four, the next ones of `enumerate_meshes`."""
+    """The meshes worth trying first, about a dozen at most: those made of whole physical axes and their
+    merges, and where these are fewer than four, the next ones of `enumerate_meshes`; then the best one of
+    every number of axes that is still missing, because some schemes are at home on no other."""
     meshes = enumerate_meshes(machine, max_axes)
     whole = sum(_splits(mesh) == 0 for mesh in meshes)
-    return meshes[: min(max(whole, _AT_LEAST), _SHORT_LIST)]
+    first = meshes[: min(max(whole, _AT_LEAST), _SHORT_LIST)]
+    found = {len(mesh.axes): mesh for mesh in reversed(meshes[len(first) :])}
+    there = {len(mesh.axes) for mesh in first}
+    return (*first, *(found[count] for count in sorted(found) if count not in there))
 
 
 def _factorisations(devices: int, count: int) -> Iterator[Shape]:

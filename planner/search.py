@@ -84,7 +84,7 @@ def search(
     untried: list[LogicalMesh] = []
     first, again = _by_shape(meshes)
     for i, mesh in enumerate((*first, *again)):
-        if i >= len(first) and not _same_shape(mesh, best_of(candidates).mesh):
+        if i >= len(first) and candidates and not _same_shape(mesh, best_of(candidates).mesh):
             continue  # only the order of the axes differs from a mesh that lost
         if candidates and clock.expected(mesh) > clock.left():
             untried.append(mesh)

@@ -12,7 +12,7 @@ from small_steps import adam_args, adam_step, f32, sgd_args, sgd_step
 import planner
 from planner import search
 from planner.cost.problem import cost_of, peak_of
-from planner.errors import InfeasibleError
+from planner.errors import InfeasibleError, InputError
 from planner.plans import Plan
 from planner.sharding.spec import axes_of
 
@@ -47,6 +47,17 @@ def test_over_all_meshes_no_scheme_on_any_is_better():
     for mesh in ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}):
         fixed = planner.plan(adam_step, *LARGE, machine=MACHINE, mesh=mesh)
         assert plan.lower_bound_seconds <= fixed.step_seconds
+
+
+def test_a_scheme_finds_its_mesh_though_it_splits_a_torus_axis():
+    plan = planner.plan(adam_step, *LARGE, machine="tpu_v5e:4x4", schemes=["tensor_3d"])
+    assert plan.mesh == {"x": 2, "y": 2, "z": 4}
+
+
+def test_a_scheme_without_any_mesh_says_which_were_tried():
+    odd = adam_args(batch=3, inputs=5, hidden=7, outputs=3)
+    with pytest.raises(InputError, match="No scheme among tensor_3d can be used on the mesh x=16 or x=4 x y=4"):
+        planner.plan(adam_step, *odd, machine="tpu_v5e:4x4", schemes=["tensor_3d"])
 
 
 @pytest.mark.parametrize("scheme", ["data", "zero1", "fsdp"])
