@@ -1,4 +1,4 @@
-"""What the models share: stacks of blocks, scanned or unrolled, and causal attention.
+"""What the models share: stacks of blocks, scanned or unrolled, and attention.
 
 Shapes: B batch, T time, S time of the keys, H heads, E width of a head.
 """
@@ -65,9 +65,19 @@ def causal_bias(times: int, keys: int, start: jax.Array | int = 0) -> jax.Array:
     return jnp.where(seen_TS, 0.0, -jnp.inf)
 
 
-def causal_attention(q_BTHE: jax.Array, k_BSHE: jax.Array, v_BSHE: jax.Array) -> jax.Array:
-    """Attention of every position to itself and those before it; softmax in float32. -> [B, T, H, E]."""
+def attention(
+    q_BTHE: jax.Array, k_BSHE: jax.Array, v_BSHE: jax.Array, bias_TS: jax.Array | None = None
+) -> jax.Array:
+    """Attention of every position to all, `bias_TS` added to the scores; softmax in float32.
+    -> [B, T, H, E]."""
     scores_BHTS = jnp.einsum("bthe,bshe->bhts", q_BTHE * q_BTHE.shape[-1] ** -0.5, k_BSHE)
-    bias_TS = causal_bias(*scores_BHTS.shape[-2:])
-    weights_BHTS = jax.nn.softmax(scores_BHTS.astype(jnp.float32) + bias_TS).astype(v_BSHE.dtype)
+    scores_BHTS = scores_BHTS.astype(jnp.float32)
+    if bias_TS is not None:
+        scores_BHTS = scores_BHTS + bias_TS
+    weights_BHTS = jax.nn.softmax(scores_BHTS).astype(v_BSHE.dtype)
     return jnp.einsum("bhts,bshe->bthe", weights_BHTS, v_BSHE)
+
+
+def causal_attention(q_BTHE: jax.Array, k_BSHE: jax.Array, v_BSHE: jax.Array) -> jax.Array:
+    """Attention of every position to itself and those before it. -> [B, T, H, E]."""
+    return attention(q_BTHE, k_BSHE, v_BSHE, causal_bias(q_BTHE.shape[1], k_BSHE.shape[1]))

@@ -1,7 +1,5 @@
 """ResNet in linen with BatchNorm: bottleneck blocks (He et al. 2015), strides in their 3x3 (v1.5).
 
-The batch statistics are state of the step beside the parameters, as in Flax's own ImageNet example.
-
 Shapes: B batch, H height, W width, C channels.
 """
 
@@ -10,32 +8,30 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 
-from models.example import Batch, Example, Metrics, State, TrainConfig
-from models.train import cross_entropy, new_state, optimizer_of, updated
+from models.example import Example
+from models.images import ImageConfig, build_normalized
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
-    """image: pixels of a side. stages: blocks in each stage; every stage after the first halves the image and
-    doubles the channels. filters: of the first stage. stem: the 7x7 convolution and the pooling of ImageNet,
-    in place of one 3x3."""
+class Config(ImageConfig):
+    """stages: blocks in each stage; every stage after the first halves the image and doubles the channels.
+    filters: of the first stage. stem: ImageNet's 7x7 convolution and pooling, in place of one 3x3."""
 
-    image: int = 32
     stages: tuple[int, ...] = (1, 1)
     filters: int = 16
-    classes: int = 16
     stem: bool = False
 
 
+_IMAGENET = Config(
+    batch=256, image=224, stages=(3, 4, 6, 3), filters=64, classes=1000, stem=True, dtype="bfloat16"
+)
+
 CONFIGS = {
     "tiny": Config(learning_rate=3e-3),
-    "resnet50": Config(
-        batch=256, image=224, stages=(3, 4, 6, 3), filters=64, classes=1000, stem=True, dtype="bfloat16"
-    ),
+    "resnet50": _IMAGENET,
+    "resnet101": dataclasses.replace(_IMAGENET, stages=(3, 4, 23, 3)),
 }
 
 
@@ -88,36 +84,4 @@ class ResNet(nn.Module):
 
 def build(config: Config) -> Example:
     """ResNet's train step; its batch is {'images': [B, H, W, 3], 'labels': [B]}."""
-    model, optimizer = ResNet(config), optimizer_of(config)
-    shape = (config.batch, config.image, config.image, 3)
-
-    def init(key: jax.Array) -> State:
-        variables = model.init(key, jnp.zeros((1, *shape[1:])), train=False)
-        return new_state(optimizer, variables["params"], batch_stats=variables["batch_stats"])
-
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        def loss_of(params: Any) -> tuple[jax.Array, Any]:
-            variables = {"params": params, "batch_stats": state["batch_stats"]}
-            logits, news = model.apply(variables, batch["images"], train=True, mutable=["batch_stats"])
-            return cross_entropy(logits, batch["labels"]), news["batch_stats"]
-
-        (loss, batch_stats), grads = jax.value_and_grad(loss_of, has_aux=True)(state["params"])
-        return updated(optimizer, state, grads, batch_stats=batch_stats), {"loss": loss}
-
-    def make_batch(rng: np.random.Generator) -> Batch:
-        return _stripes(rng, shape, config.classes)
-
-    batch = {
-        "images": jax.ShapeDtypeStruct(shape, jnp.float32),
-        "labels": jax.ShapeDtypeStruct((config.batch,), jnp.int32),
-    }
-    return Example("resnet", config, init, step, batch, make_batch)
-
-
-def _stripes(rng: np.random.Generator, shape: tuple[int, ...], classes: int) -> Batch:
-    """Noise with faint stripes across the image, as many as the label says."""
-    labels = rng.integers(0, classes, size=shape[0]).astype(np.int32)
-    rows = np.arange(shape[1], dtype=np.float32) / shape[1]
-    stripes = np.sin(2 * np.pi * labels[:, None] * rows)[:, :, None, None]
-    noise = rng.standard_normal(shape, np.float32)
-    return {"images": (noise + stripes).astype(np.float32), "labels": labels}
+    return build_normalized("resnet", config, ResNet(config))

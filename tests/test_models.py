@@ -24,6 +24,8 @@ TINY = [
     ("llama", {"remat": True}),
     ("llama", {"scan": True, "query_block": 16}),
     ("resnet", {}),
+    ("vit", {}),
+    ("vit", {"scan": True, "remat": True, "class_token": True}),
 ]
 BIG = [(name, config) for name in models.names() for config in models.configs(name) if config != "tiny"]
 SCANNED = [("mlp", {}), ("gpt", {}), ("llama", {"query_block": 16})]
@@ -115,7 +117,8 @@ def test_a_scanned_model_is_one_scan_each_way(name):
 
 @pytest.mark.parametrize(("name", "config"), BIG)
 def test_big_configs_trace_without_memory(name, config):
-    example = models.load(name, config, **({} if name == "resnet" else {"layers": 2}))
+    deep = hasattr(models.load(name).config, "layers")
+    example = models.load(name, config, **({"layers": 2} if deep else {}))
     state = jax.eval_shape(example.init, jax.random.key(0))
     after, _ = jax.eval_shape(example.step, state, example.batch)
     assert shapes(after) == shapes(state)
@@ -132,6 +135,9 @@ def test_big_configs_trace_without_memory(name, config):
         ("llama", "llama3_70b", 70_553_706_496),
         ("llama", "llama3_405b", 405_853_388_800),
         ("resnet", "resnet50", 25_557_032),
+        ("resnet", "resnet101", 44_549_160),
+        # The paper's 86 million, exactly those of torchvision's ViT-B/16, but for the bias of the keys.
+        ("vit", "vit_b16", 86_567_656 - 12 * 768),
     ],
 )
 def test_parameter_counts_are_the_published_ones(name, config, published):
@@ -192,7 +198,7 @@ def test_plain_transformer_learns_to_count(step, count):
 @pytest.mark.parametrize(
     ("name", "config", "overrides", "message"),
     [
-        ("gtp", None, {}, "There is no model 'gtp'; choose one of gpt, llama, mlp, resnet."),
+        ("gtp", None, {}, f"There is no model 'gtp'; choose one of {', '.join(models.names())}."),
         (
             "gpt",
             "huge",
