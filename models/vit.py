@@ -83,9 +83,7 @@ class ViT(nnx.Module):
         self.remat = config.remat
         self.patches = nnx.Conv(3, width, side, side, padding="VALID", dtype=dtype, rngs=rngs)
         self.positions = nnx.Param(normal(0.02)(rngs.params(), (config.positions, width), jnp.float32))
-        self.token = (
-            nnx.Param(zeros(rngs.params(), (1, 1, width), jnp.float32)) if config.class_token else None
-        )
+        self.token = nnx.Param(jnp.zeros((1, 1, width))) if config.class_token else None
         self.blocks = make_blocks(lambda rngs: Block(config, rngs=rngs), config.layers, config.scan, rngs)
         self.norm = nnx.LayerNorm(width, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(width, config.classes, dtype=dtype, kernel_init=normal(0.02), rngs=rngs)
