@@ -6,123 +6,119 @@
 
 A cost of 10^18 or more marks a forbidden strategy or pair. The contest has one usage per node and none per
 edge; a problem that has more keeps them in two keys of our own, `nodes.more_usages` and `edges.usages`, lists
-of [node or edge, first, end, bytes], which the contest's readers ignore. Costs are numbers of any unit.
+of [node or edge, first, end, bytes], which the contest's readers ignore. Costs are numbers of any unit; the
+contest's own are whole, and their sums may pass 2^63, so a file's costs are also kept as they are written.
+`planner.cost.saving` writes the format.
 """
 
+import dataclasses
 import gzip
 import json
+import math
 import pathlib
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from planner.cost.problem import Floats, Problem, Usage
+from planner.cost.checked import (
+    Numbers,
+    Tables,
+    Wrong,
+    count_of,
+    ends_of,
+    interval_of,
+    limit_of,
+    part_of,
+    usages_of,
+)
+from planner.cost.problem import Problem, Usage
 from planner.errors import InputError
 
-FORBIDDEN_IN_FILE = 10**18
+_GZIP = b"\x1f\x8b"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """A problem, with the node and edge costs as they stand in its file: the problem's are floats."""
+
+    problem: Problem
+    node_costs: tuple[Numbers, ...]
+    edge_costs: tuple[Numbers, ...]
+
+
+def exact_cost(contest: Contest, choice: Sequence[int]) -> int | float:
+    """The cost of a choice in the numbers of the file, 10^18 for each forbidden strategy or pair that it has.
+    An int, exact, if all of them are whole; otherwise a float."""
+    terms = [costs[c : c + 1].tolist()[0] for costs, c in zip(contest.node_costs, choice, strict=True)]
+    terms += [
+        costs[choice[u] : choice[u] + 1, choice[w]].tolist()[0]
+        for (u, w), costs in zip(contest.problem.edges, contest.edge_costs, strict=True)
+    ]
+    whole = sum(term for term in terms if isinstance(term, int))
+    broken = [term for term in terms if isinstance(term, float)]
+    return whole + math.fsum(broken) if broken else whole
 
 
 def load(path: str | pathlib.Path) -> Problem:
-    """Reads a problem from a .json or .json.gz file. Raises InputError when it is not one."""
+    """Reads a problem from a JSON file, compressed by gzip or not. Raises InputError when it is not one."""
+    return read(path).problem
+
+
+def read(path: str | pathlib.Path) -> Contest:
+    """Like `load`, with the costs of the file."""
     path = pathlib.Path(path)
     try:
         raw = path.read_bytes()
-        content = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
-        return problem_of(content["problem"])
+        content = json.loads(gzip.decompress(raw) if raw.startswith(_GZIP) else raw)
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InputError(f"{path} is a broken gzip file ({error}); copy it again.") from error
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror or error}); give a readable file."
         ) from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
-            f"{path} is not a problem of the contest's format ({error!r}); "
-            "give a JSON file with problem.nodes and problem.edges."
+            f"{path} is not JSON ({error}); give a problem in the contest's format, .json or .json.gz."
         ) from error
+    try:
+        return contest_of(part_of(content, "problem", dict))
+    except (Wrong, OverflowError) as error:
+        raise InputError(f"{path} is not a problem of the contest's format: {error}.") from error
 
 
-def problem_of(content: dict[str, Any]) -> Problem:
-    """The problem in a decoded JSON object. Raises KeyError, ValueError or TypeError when parts are wrong."""
-    nodes, edges = content["nodes"], content["edges"]
-    shared: dict[bytes, Floats] = {}
-    costs = tuple(_table(row, (len(row),), shared) for row in nodes["costs"])
-    ends = tuple((int(u), int(w)) for u, w in edges["nodes"])
-    tables = tuple(
-        _table(row, (len(costs[u]), len(costs[w])), shared)
-        for (u, w), row in zip(ends, edges["costs"], strict=True)
+def contest_of(content: dict[str, Any]) -> Contest:
+    """The problem in a decoded JSON object. Raises Wrong, which says what is not as it should be."""
+    nodes, edges = part_of(content, "nodes", dict), part_of(content, "edges", dict)
+    tables = Tables()
+    rows = part_of(nodes, "costs", list, "nodes.")
+    costs = [tables.costs(row, (count_of(row, v),), ("nodes.costs", v)) for v, row in enumerate(rows)]
+    sizes = [len(floats) for _, floats in costs]
+    ends = tuple(
+        ends_of(pair, e, len(costs)) for e, pair in enumerate(part_of(edges, "nodes", list, "edges."))
     )
-    held = [
-        Usage(v, int(first), int(last), _table(row, costs[v].shape, shared))
-        for v, ((first, last), row) in enumerate(zip(nodes["intervals"], nodes["usages"], strict=True))
-        if last > first
+    joined = [
+        tables.costs(row, (sizes[u], sizes[w]), ("edges.costs", e))
+        for e, ((u, w), row) in enumerate(
+            zip(ends, part_of(edges, "costs", list, "edges.", len(ends)), strict=True)
+        )
     ]
-    held += [
-        Usage(v, a, b, _table(row, costs[v].shape, shared)) for v, a, b, row in nodes.get("more_usages", ())
-    ]
-    on_edges = tuple(
-        Usage(e, a, b, _table(row, tables[e].shape, shared)) for e, a, b, row in edges.get("usages", ())
+    intervals = part_of(nodes, "intervals", list, "nodes.", len(costs))
+    held = []
+    for v, row in enumerate(part_of(nodes, "usages", list, "nodes.", len(costs))):
+        first, last = interval_of(intervals[v], ("nodes.intervals", v))
+        table = tables.usages(row, (sizes[v],), ("nodes.usages", v))
+        if last > first:
+            held.append(Usage(v, first, last, table))
+    held += usages_of(nodes, "more_usages", [(k,) for k in sizes], tables, "nodes.")
+    shapes = [(sizes[u], sizes[w]) for u, w in ends]
+    on_edges = usages_of(edges, "usages", shapes, tables, "edges.")
+    problem = Problem(
+        tuple(floats for _, floats in costs),
+        ends,
+        tuple(floats for _, floats in joined),
+        tuple(held),
+        tuple(on_edges),
+        limit_of(content.get("usage_limit")),
+        max((usage.last for usage in (*held, *on_edges)), default=1),
     )
-    horizon = max((usage.last for usage in (*held, *on_edges)), default=1)
-    limit = content.get("usage_limit")
-    return Problem(
-        costs, ends, tables, tuple(held), on_edges, np.inf if limit is None else float(limit), horizon
-    )
-
-
-def save(problem: Problem, path: str | pathlib.Path, name: str = "meshwright") -> None:
-    """Writes a problem; `load` reads it back. Written compressed when the name ends in .gz."""
-    path = pathlib.Path(path)
-    raw = json.dumps({"problem": {"name": name, **content_of(problem)}}).encode()
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
-
-
-def content_of(problem: Problem) -> dict[str, Any]:
-    """The JSON object of a problem, without its name."""
-    first_of: dict[int, Usage] = {}
-    more: list[Usage] = []
-    for usage in problem.node_usages:
-        if usage.of in first_of or usage.last <= usage.first:
-            more.append(usage)
-        else:
-            first_of[usage.of] = usage
-    count = len(problem.node_costs)
-    nodes: dict[str, Any] = {
-        "intervals": [
-            [first_of[v].first, first_of[v].last] if v in first_of else [0, 0] for v in range(count)
-        ],
-        "costs": [_row(costs) for costs in problem.node_costs],
-        "usages": [
-            _row(first_of[v].bytes) if v in first_of else [0] * len(problem.node_costs[v])
-            for v in range(count)
-        ],
-    }
-    edges: dict[str, Any] = {
-        "nodes": [list(ends) for ends in problem.edges],
-        "costs": [_row(table) for table in problem.edge_costs],
-    }
-    if more:
-        nodes["more_usages"] = _listed(more)
-    if problem.edge_usages:
-        edges["usages"] = _listed(problem.edge_usages)
-    content: dict[str, Any] = {"nodes": nodes, "edges": edges}
-    if np.isfinite(problem.usage_limit):
-        content["usage_limit"] = _number(problem.usage_limit)
-    return content
-
-
-def _table(row: Sequence[float], shape: tuple[int, ...], shared: dict[bytes, Floats]) -> Floats:
-    table = np.asarray(row, dtype=np.float64).reshape(shape)
-    table = np.where(table >= FORBIDDEN_IN_FILE, np.inf, table)
-    return shared.setdefault(repr(shape).encode() + table.tobytes(), table)
-
-
-def _listed(usages: Sequence[Usage]) -> list[list[Any]]:
-    return [[usage.of, usage.first, usage.last, _row(usage.bytes)] for usage in usages]
-
-
-def _row(table: Floats) -> list[float | int]:
-    return [FORBIDDEN_IN_FILE if x == np.inf else _number(x) for x in table.ravel().tolist()]
-
-
-def _number(value: float) -> float | int:
-    return int(value) if value == int(value) else value
+    return Contest(problem, tuple(exact for exact, _ in costs), tuple(exact for exact, _ in joined))
