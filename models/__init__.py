@@ -13,7 +13,7 @@ from models.example import Example
 
 __all__ = ["Example", "configs", "load", "names"]
 
-_NAMES = ("gpt", "llama", "mlp", "resnet", "vit")
+_NAMES = ("gpt", "llama", "mlp", "moe", "resnet", "vit")
 
 
 def names() -> tuple[str, ...]:

@@ -34,11 +34,18 @@ class LanguageConfig(TrainConfig):
             )
 
 
-def build_language(name: str, config: LanguageConfig, model_of: Callable[[nnx.Rngs], nnx.Module]) -> Example:
-    """The train step of next-token prediction; the batch is {'inputs', 'targets'}: int32 [batch, seq]."""
+def next_token_loss(model: Any, batch: Batch) -> jax.Array:
+    """Cross-entropy of the targets under the logits of the inputs."""
+    return cross_entropy(model(batch["inputs"]), batch["targets"])
 
-    def loss_of(model: Any, batch: Batch) -> jax.Array:
-        return cross_entropy(model(batch["inputs"]), batch["targets"])
+
+def build_language(
+    name: str,
+    config: LanguageConfig,
+    model_of: Callable[[nnx.Rngs], nnx.Module],
+    loss_of: Callable[[Any, Batch], jax.Array] = next_token_loss,
+) -> Example:
+    """The train step of next-token prediction; the batch is {'inputs', 'targets'}: int32 [batch, seq]."""
 
     def make_batch(rng: np.random.Generator) -> Batch:
         return dict(text.sample(rng, config.batch, config.seq))

@@ -28,12 +28,13 @@ def make_blocks(block_of: Callable[[nnx.Rngs], nnx.Module], layers: int, scan: b
     return nnx.List([nnx.merge(graphdef, jitted(key)) for key in keys])
 
 
-def run_blocks(blocks: Any, x: jax.Array, remat: bool) -> jax.Array:
-    """Each block on the result of the one before. remat: the backward pass keeps only their inputs."""
+def run_blocks(blocks: Any, x: Any, remat: bool) -> Any:
+    """Each block on the result of the one before, an array or a pytree of them. remat: the backward
+    pass keeps only their inputs."""
     scan = not isinstance(blocks, nnx.List)
     graphdef = nnx.graphdef(blocks if scan else blocks[0])
 
-    def apply(params: Any, x: jax.Array) -> jax.Array:
+    def apply(params: Any, x: Any) -> Any:
         return nnx.merge(graphdef, params)(x)
 
     if remat:

@@ -92,30 +92,25 @@ def blocked_attention(q_BTKGE: jax.Array, k_BSKE: jax.Array, v_BSKE: jax.Array, 
     return jnp.moveaxis(out_NBCKGE, 0, 1).reshape(q_BTKGE.shape)
 
 
-class Block(nnx.Module):
-    """x + attention(norm(x)), then x + down(silu(gate(norm(x))) * up(norm(x)))."""
+def linear(config: Config, inputs: int, outputs: int, rngs: nnx.Rngs) -> nnx.Linear:
+    """A linear as all of llama's are: no bias, weights from a normal of 0.02."""
+    return nnx.Linear(
+        inputs, outputs, use_bias=False, dtype=config.dtype, kernel_init=normal(0.02), rngs=rngs
+    )
+
+
+class AttentionBlock(nnx.Module):
+    """The half of a block that attends, and the norms of both halves."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(
-                inputs, outputs, use_bias=False, dtype=config.dtype, kernel_init=normal(0.02), rngs=rngs
-            )
-
         def norm() -> nnx.RMSNorm:
             return nnx.RMSNorm(config.d_model, epsilon=1e-5, dtype=config.dtype, rngs=rngs)
 
         width, kv_width = config.d_model, config.d_model // config.heads * config.kv_heads
         self.config = config
         self.norm1, self.norm2 = norm(), norm()
-        self.q, self.k, self.v = linear(width, width), linear(width, kv_width), linear(width, kv_width)
-        self.o = linear(width, width)
-        self.gate, self.up = linear(width, config.d_ff), linear(width, config.d_ff)
-        self.down = linear(config.d_ff, width)
-
-    def __call__(self, x_BTD: jax.Array) -> jax.Array:
-        x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
-        h_BTD = self.norm2(x_BTD)
-        return x_BTD + self.down(nnx.silu(self.gate(h_BTD)) * self.up(h_BTD))
+        self.q, self.k = linear(config, width, width, rngs), linear(config, width, kv_width, rngs)
+        self.v, self.o = linear(config, width, kv_width, rngs), linear(config, width, width, rngs)
 
     def attention(self, h_BTD: jax.Array) -> jax.Array:
         """Grouped-query attention with rotary positions. -> [B, T, D]."""
@@ -128,6 +123,21 @@ class Block(nnx.Module):
         return self.o(merge_heads(out_BTKGE.reshape(q_BTHE.shape)))
 
 
+class Block(AttentionBlock):
+    """x + attention(norm(x)), then x + down(silu(gate(norm(x))) * up(norm(x)))."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        width, hidden = config.d_model, config.d_ff
+        self.gate, self.up = linear(config, width, hidden, rngs), linear(config, width, hidden, rngs)
+        self.down = linear(config, hidden, width, rngs)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        x_BTD = x_BTD + self.attention(self.norm1(x_BTD))
+        h_BTD = self.norm2(x_BTD)
+        return x_BTD + self.down(nnx.silu(self.gate(h_BTD)) * self.up(h_BTD))
+
+
 class Llama(nnx.Module):
     """tokens [B, T] -> logits [B, T, V]."""
 
@@ -137,9 +147,7 @@ class Llama(nnx.Module):
         self.tokens = nnx.Embed(config.vocab, width, dtype=dtype, embedding_init=normal(0.02), rngs=rngs)
         self.blocks = make_blocks(lambda rngs: Block(config, rngs=rngs), config.layers, config.scan, rngs)
         self.norm = nnx.RMSNorm(width, epsilon=1e-5, dtype=dtype, rngs=rngs)
-        self.output = nnx.Linear(
-            width, config.vocab, use_bias=False, dtype=dtype, kernel_init=normal(0.02), rngs=rngs
-        )
+        self.output = linear(config, width, config.vocab, rngs)
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         x_BTD = run_blocks(self.blocks, self.tokens(tokens_BT), self.remat)

@@ -14,6 +14,7 @@ import models
 from models import text
 from models.layers import causal_attention
 from models.llama import blocked_attention, rotated
+from models.moe import route
 
 TINY = [
     ("mlp", {}),
@@ -23,6 +24,8 @@ TINY = [
     ("llama", {}),
     ("llama", {"remat": True}),
     ("llama", {"scan": True, "query_block": 16}),
+    ("moe", {}),
+    ("moe", {"scan": True, "remat": True}),
     ("resnet", {}),
     ("vit", {}),
     ("vit", {"scan": True, "remat": True, "class_token": True}),
@@ -134,6 +137,8 @@ def test_big_configs_trace_without_memory(name, config):
         ("llama", "llama3_8b", 8_030_261_248),
         ("llama", "llama3_70b", 70_553_706_496),
         ("llama", "llama3_405b", 405_853_388_800),
+        ("moe", "mixtral_8x7b", 46_702_792_704),
+        ("moe", "mixtral_8x22b", 140_630_071_296),
         ("resnet", "resnet50", 25_557_032),
         ("resnet", "resnet101", 44_549_160),
         # The paper's 86 million, exactly those of torchvision's ViT-B/16, but for the bias of the keys.
@@ -174,6 +179,25 @@ def test_rotary_scores_depend_on_the_distance_only():
         along = np.diagonal(scores, distance)
         np.testing.assert_allclose(along, along[0], 1e-4, 1e-4)
     np.testing.assert_allclose(scores[0, 0], (q * k).sum(), 1e-5)
+
+
+def test_a_token_goes_to_its_two_best_experts_while_they_have_room():
+    logits = np.random.default_rng(0).standard_normal((2, 12, 4)).astype(np.float32)
+    combine, balance = map(np.asarray, route(jnp.asarray(logits), 5))
+    probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    want = np.zeros((2, 12, 4, 5))
+    for b in range(2):
+        best = np.argsort(-probs[b], -1)[:, :2]
+        taken = [0] * 4
+        for choice in (0, 1):
+            for t in range(12):
+                expert = best[t, choice]
+                if taken[expert] < 5:
+                    want[b, t, expert, taken[expert]] = probs[b, t, expert] / probs[b, t, best[t]].sum()
+                taken[expert] += 1
+    np.testing.assert_allclose(combine, want, 1e-5, 1e-6)
+    first = np.eye(4)[probs.argmax(-1)].mean(1)
+    np.testing.assert_allclose(balance, 4 * (first * probs.mean(1)).sum(-1).mean(), 1e-5)
 
 
 def test_text_is_real_and_deterministic():
@@ -230,6 +254,12 @@ def test_plain_transformer_learns_to_count(step, count):
             "tiny",
             {"optimizer": "adam"},
             "Setting 'optimizer' is 'adam'; choose one of adamw, sgd.",
+        ),
+        (
+            "moe",
+            "tiny",
+            {"experts": 1},
+            "Setting 'experts' is 1, but a token goes to two of them; give 2 or more.",
         ),
         ("gpt", "tiny", {"vocab": 128}, "Setting 'vocab' is 128, but the text is bytes; give 256 or more."),
     ],
