@@ -13,7 +13,7 @@ from models.example import Example
 
 __all__ = ["Example", "configs", "load", "names"]
 
-_NAMES = ("gpt", "llama", "mlp", "moe", "resnet", "vit")
+_NAMES = ("gpt", "llama", "mlp", "moe", "resnet", "rnnlm", "vit")
 
 
 def names() -> tuple[str, ...]:

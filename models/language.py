@@ -15,16 +15,13 @@ from models.train import cross_entropy, nnx_train
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageConfig(TrainConfig):
-    """seq: tokens in a sample. scan: one loop over stacked layers instead of a copy of the code for each.
-    remat: keep only each layer's input for the backward pass, and compute the rest again."""
+class TextConfig(TrainConfig):
+    """seq: tokens in a sample."""
 
     seq: int = 64
     vocab: int = text.VOCABULARY
     layers: int = 2
     d_model: int = 64
-    scan: bool = False
-    remat: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -34,6 +31,15 @@ class LanguageConfig(TrainConfig):
             )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageConfig(TextConfig):
+    """scan: one loop over stacked layers instead of a copy of the code for each. remat: keep only each
+    layer's input for the backward pass, and compute the rest again."""
+
+    scan: bool = False
+    remat: bool = False
+
+
 def next_token_loss(model: Any, batch: Batch) -> jax.Array:
     """Cross-entropy of the targets under the logits of the inputs."""
     return cross_entropy(model(batch["inputs"]), batch["targets"])
@@ -41,7 +47,7 @@ def next_token_loss(model: Any, batch: Batch) -> jax.Array:
 
 def build_language(
     name: str,
-    config: LanguageConfig,
+    config: TextConfig,
     model_of: Callable[[nnx.Rngs], nnx.Module],
     loss_of: Callable[[Any, Batch], jax.Array] = next_token_loss,
 ) -> Example:

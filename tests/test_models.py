@@ -27,6 +27,7 @@ TINY = [
     ("moe", {}),
     ("moe", {"scan": True, "remat": True}),
     ("resnet", {}),
+    ("rnnlm", {}),
     ("vit", {}),
     ("vit", {"scan": True, "remat": True, "class_token": True}),
 ]
@@ -141,6 +142,7 @@ def test_big_configs_trace_without_memory(name, config):
         ("moe", "mixtral_8x22b", 140_630_071_296),
         ("resnet", "resnet50", 25_557_032),
         ("resnet", "resnet101", 44_549_160),
+        ("rnnlm", "zaremba_large", 66_022_000),
         # The paper's 86 million, exactly those of torchvision's ViT-B/16, but for the bias of the keys.
         ("vit", "vit_b16", 86_567_656 - 12 * 768),
     ],
