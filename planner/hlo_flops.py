@@ -10,8 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 
-import numpy as np
-
+from planner.graph.windows import meetings
 from planner.hlo_text import Instruction, dims, parse, runs
 
 
@@ -47,32 +46,24 @@ def _convolution(one: Instruction, shapes: Mapping[str, str]) -> float:
     products = 2.0 * result[out.index("b")] * result[out.index("f")] * right[kernel.index("i")]
     for label in filter(str.isdigit, out):
         spatial = sorted(filter(str.isdigit, out)).index(label)
-        products *= _touched(
+        products *= meetings(
             left[into.index(label)],
             right[kernel.index(label)],
             result[out.index(label)],
-            _window(one.text, spatial),
+            **_window(one.text, spatial),
         )
     return products
 
 
-def _window(text: str, dim: int) -> dict[str, tuple[int, int]]:
-    """The numbers of one spatial dim: stride, padding (low, high), dilations; the defaults where none are
-    printed."""
+_NUMBERS = {"stride": "stride", "pad": "low", "lhs_dilate": "holes", "rhs_dilate": "dilation"}
+
+
+def _window(text: str, dim: int) -> dict[str, int]:
+    """The numbers of one spatial dim, in the words of `meetings`; those that are printed."""
     window = re.search(r"window=\{([^}]*)\}", text)
-    found = {"stride": (1, 0), "pad": (0, 0), "lhs_dilate": (1, 0), "rhs_dilate": (1, 0)}
-    for name, values in re.findall(r"(\w+)=([\d_x\-]+)", window.group(1) if window else ""):
-        numbers = [int(n) for n in values.split("x")[dim].split("_")]
-        found[name] = (numbers[0], numbers[-1])
-    return found
-
-
-def _touched(extent: int, window: int, outputs: int, numbers: Mapping[str, tuple[int, int]]) -> int:
-    """Pairs of an output position and a window position that meet an element of the input."""
-    stride, low = numbers["stride"][0], numbers["pad"][0]
-    holes = numbers["lhs_dilate"][0]
-    places = (
-        np.arange(outputs)[:, None] * stride - low + np.arange(window)[None, :] * numbers["rhs_dilate"][0]
-    )
-    inside = (places >= 0) & (places < (extent - 1) * holes + 1) & (places % holes == 0)
-    return int(inside.sum())
+    found = re.findall(r"(\w+)=([\d_x\-]+)", window.group(1) if window else "")
+    return {
+        _NUMBERS[name]: int(values.split("x")[dim].split("_")[0])
+        for name, values in found
+        if name in _NUMBERS
+    }

@@ -197,7 +197,7 @@ def test_opaque_primitives_have_no_rule(primitive):
         (2 * 2 * 4 * 6 * 8, "dot_general", jnp.matmul, (ones(2, 4, 6), ones(2, 6, 8))),
         (2 * 8 * 4 * 6, "ragged_dot_general", lax.ragged_dot, (ones(8, 4), ones(2, 4, 6), jnp.array([3, 5]))),
         (
-            2 * (2 * 8 * 8 * 6) * (3 * 3 * 4),
+            2 * (2 * 6 * 4) * (8 * 3 - 2) ** 2,  # in each spatial dim two positions of windows meet padding
             "conv_general_dilated",
             last_conv(NHWC),
             (ones(2, 8, 8, 4), ones(3, 3, 4, 6)),
@@ -212,6 +212,39 @@ def test_opaque_primitives_have_no_rule(primitive):
 def test_flops(flops, primitive, function, args):
     found = [e for e in equations(function, *args) if e.name == primitive]
     assert [flops_of(e.name, e.params, e.operands, e.results) for e in found] == [flops]
+
+
+@pytest.mark.parametrize(
+    "window, options",
+    [
+        ((3, 3, 4, 6), {"window_strides": (1, 1), "padding": "SAME"}),
+        ((3, 3, 4, 6), {"window_strides": (2, 2), "padding": "SAME"}),
+        ((1, 1, 4, 6), {"window_strides": (2, 1), "padding": "SAME"}),
+        ((5, 7, 4, 6), {"window_strides": (2, 2), "padding": "VALID"}),
+        (
+            (3, 2, 2, 6),
+            {
+                "window_strides": (1, 1),
+                "padding": ((1, 3), (-1, 2)),
+                "rhs_dilation": (2, 1),
+                "feature_group_count": 2,
+            },
+        ),
+    ],
+)
+def test_a_convolution_and_its_derivatives_count_what_xla_counts(window, options):
+    x, w = ones(2, 9, 8, 4), ones(*window)
+
+    def forward(x, w):
+        return lax.conv_general_dilated(x, w, dimension_numbers=NHWC, **options)
+
+    y = forward(x, w)
+    with_x = (lambda y, w: jax.linear_transpose(lambda x: forward(x, w), x)(y), (y, w))
+    with_w = (lambda y, x: jax.linear_transpose(lambda w: forward(x, w), w)(y), (y, x))
+    for function, args in ((forward, (x, w)), with_x, with_w):
+        (found,) = [e for e in equations(function, *args) if e.name == "conv_general_dilated"]
+        analysed = jax.jit(function).lower(*args).cost_analysis()
+        assert flops_of(found.name, found.params, found.operands, found.results) == analysed["flops"]
 
 
 def test_what_is_fused():

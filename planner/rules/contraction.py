@@ -3,6 +3,7 @@
 import math
 
 from planner.graph.rule import Rule
+from planner.graph.windows import meetings
 from planner.rules.entry import Avals, Entry, Name, Params, Shaped, build, numbered
 
 
@@ -113,10 +114,24 @@ def _slides_alone(params: Params, i: int, window: int) -> bool:
 
 
 def _conv_flops(params: Params, operands: Avals, results: Avals) -> float:
-    """A multiply-add per output element and window element; the holes of a dilated input cost nothing."""
-    outputs = params["dimension_numbers"].rhs_spec[0]
-    window = math.prod(operands[1].shape) // operands[1].shape[outputs]
-    return 2.0 * math.prod(results[0].shape) * window / math.prod(params["lhs_dilation"])
+    """A multiply-add per output element and element of the input that its window meets."""
+    numbers = params["dimension_numbers"]
+    (left, right), result = (v.shape for v in operands[:2]), results[0].shape
+    features = result[numbers.out_spec[0]] * result[numbers.out_spec[1]] * right[numbers.rhs_spec[1]]
+    spatial = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    met = (
+        meetings(
+            left[x],
+            right[w],
+            result[y],
+            stride=params["window_strides"][i],
+            low=params["padding"][i][0],
+            holes=params["lhs_dilation"][i],
+            dilation=params["rhs_dilation"][i],
+        )
+        for i, (x, w, y) in enumerate(spatial)
+    )
+    return 2.0 * features * math.prod(met)
 
 
 TABLE = {
