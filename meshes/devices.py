@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from meshes.assign import split_slices
+from meshes.assign import assign, split_slices
 from meshes.chip import Chip, chip_names, read_chip
 from meshes.machine import Machine, load_machine
 from meshes.mesh import LogicalMesh
@@ -25,18 +25,50 @@ def jax_mesh(mesh: LogicalMesh, devices: Sequence[Any] | None = None) -> Mesh:
     given = list(jax.devices() if devices is None else devices)
     check_devices(mesh, given)
     used = given[: mesh.devices]
-    slices = len({getattr(device, "slice_index", 0) for device in used})
+    if used[0].platform == "tpu":
+        return auto_mesh(_on_torus(mesh, used), mesh.axes)
+    return auto_mesh(np.array(used).reshape(mesh.shape), mesh.axes)
+
+
+def _on_torus(mesh: LogicalMesh, devices: Sequence[Any]) -> np.ndarray:
+    slices = len({_slice_of(device) for device in devices})
     spans = split_slices(slices, mesh.shape)
     if math.prod(spans) != slices:
         raise InputError(
             f"Mesh {mesh} cannot be laid over {slices} slices; make an outer axis a multiple of {slices}."
         )
     inner = [size // span for size, span in zip(mesh.shape, spans, strict=True)]
-    if slices > 1:
-        order = mesh_utils.create_hybrid_device_mesh(inner, spans, used, allow_split_physical_axes=True)
-    else:
-        order = mesh_utils.create_device_mesh(inner, used, allow_split_physical_axes=True)
-    return auto_mesh(order, mesh.axes)
+    if max(inner) == len(devices):
+        # Along one axis over a whole slice jax may walk the devices in a ring, neighbour by neighbour.
+        return mesh_utils.create_device_mesh(inner, devices)
+    return _torus_order(devices, slices, spans, inner)
+
+
+def _torus_order(
+    devices: Sequence[Any], slices: int, spans: Sequence[int], inner: Sequence[int]
+) -> np.ndarray:
+    """The devices of a TPU by their places, each logical axis over the physical ones that `assign` gave it.
+
+    jax's own order is the same, but for small slices: there it is one ring whatever the mesh, so that an axis
+    may run across two physical ones; and before 0.12 it did not know that the dies of a chip come first.
+    spans, inner: slices along each logical axis, and devices of a slice.
+    """
+    numbers = {number: place for place, number in enumerate(sorted({_slice_of(one) for one in devices}))}
+    places = np.array([(numbers[_slice_of(one)], *one.coords, one.core_on_chip) for one in devices])
+    torus = places.max(axis=0) + 1
+    physical = [int(size) for size in (torus[1:] if torus[-1] > 1 else torus[1:-1])]
+    shares = [list(spans), *map(list, zip(*assign(physical, inner), strict=True))]
+    grid = np.empty([slices, *physical], dtype=object)
+    for place, device in zip(places, devices, strict=True):
+        grid[tuple(place[: grid.ndim])] = device
+    axes = len(inner)
+    outward = [dim * axes + axis for axis in range(axes) for dim in range(grid.ndim)]
+    shape = [span * size for span, size in zip(spans, inner, strict=True)]
+    return grid.reshape([share for dim in shares for share in dim]).transpose(outward).reshape(shape)
+
+
+def _slice_of(device: Any) -> int:
+    return getattr(device, "slice_index", None) or 0
 
 
 def auto_mesh(devices: np.ndarray, axes: tuple[str, ...]) -> Mesh:

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from test_meshes_mesh import fake_devices, rows_of
 
 from meshes import devices as module
 from meshes.devices import auto_mesh, check_devices, jax_mesh, logical_of, machine_of_process
 from meshes.host import Host
 from meshes.machine import cpu_machine, load_machine
-from meshes.mesh import mesh_of
+from meshes.mesh import enumerate_meshes, mesh_of
 from planner.errors import InputError
 
 CPU = cpu_machine(8, Host(8e10, 1e10, 1e-5, 1e-6, 2, "test"), 2**33)
@@ -65,6 +66,23 @@ def test_two_slices_are_laid_out_slice_by_slice(monkeypatch: pytest.MonkeyPatch)
     order: Any = jax_mesh(mesh_of(machine, {"x": 8, "y": 8}), tpus("TPU v5 lite", (4, 8, 1), slices=2))
     assert [device.slice_index for device in order[:, 0]] == [0] * 4 + [1] * 4
     assert {device.coords[0] for device in order[0]} == {0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["tpu_v4:2x2x2", "tpu_v5e:2x2", "tpu_v5e:2x4", "tpu_v5e:4x4", "tpu_v5p:2x2x2", "tpu_7x:2x2x2"]
+    + ["tpu_7x:2x2x4", "tpu_v5p:4x4x4", "tpu_v5p:8x8x16"],
+)
+def test_every_axis_lies_on_its_wires_however_devices_are_listed(text: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "auto_mesh", lambda order, axes: order)
+    machine = load_machine(text)
+    devices = fake_devices(machine)
+    shuffled = [devices[i] for i in np.random.default_rng(0).permutation(len(devices))]
+    for mesh in enumerate_meshes(machine):
+        order: Any = jax_mesh(mesh, shuffled)
+        assert sorted(device.id for device in order.flat) == list(range(machine.devices))
+        wires = [{wire.name: (wire.size, wire.stride) for wire in wires} for wires in mesh.wires]
+        assert wires == rows_of(order), mesh
 
 
 def test_too_few_devices_say_what_to_do():
