@@ -17,7 +17,7 @@ from planner.solvers import exhaustive, mcmc
 from planner.solvers.evaluator import Additive
 from planner.solvers.ledger import Changes
 from planner.solvers.mcmc import walk
-from planner.solvers.moves import block, mixed, single
+from planner.solvers.proposals import block, mixed, single
 
 
 def layers(count: int, size: int = 4) -> Problem:

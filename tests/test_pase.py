@@ -9,9 +9,9 @@ from planner.cost.problem import cost_of
 from planner.solvers import auto, elimination, mcmc
 from planner.solvers.evaluator import Additive
 from planner.solvers.interning import Interner
-from planner.solvers.moves import block, mixed, single
 from planner.solvers.network import network_of
 from planner.solvers.orders import greedy_order
+from planner.solvers.proposals import block, mixed, single
 
 
 @pytest.mark.parametrize("name", NAMES)

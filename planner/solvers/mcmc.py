@@ -10,7 +10,7 @@
 T is constant, as published; its value is not, save in FlexFlow's first code, which takes 0.2 ms for steps of
 some hundred: a thousandth of the start's cost, which is what is taken here. Changing one node pays a reshard
 on each side of it, so the walk alone stays where it began; some proposals therefore move whole blocks
-(`planner.solvers.moves`). What a move costs, an evaluator says (`planner.solvers.evaluator`): the tables of
+(`planner.solvers.proposals`). What a move costs, an evaluator says (`planner.solvers.evaluator`): the tables of
 the problem here, a simulator of the timeline elsewhere. The only bound is the sum of the tables' minima.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from planner.cost.problem import Choice, Problem
 from planner.solvers.evaluator import Additive, Evaluator
 from planner.solvers.minplus import INTERRUPTED
-from planner.solvers.moves import Propose, block, mixed, single
+from planner.solvers.proposals import Propose, block, mixed, single
 from planner.solvers.record import Record, answer, note
 
 TEMPERATURE = 1e-3  # of the cost of the start
