@@ -13,7 +13,10 @@ from models.example import Example
 
 __all__ = ["Example", "configs", "load", "names"]
 
-_NAMES = ("gpt", "llama", "mlp", "moe", "resnet", "rnnlm", "vit")
+_NAMES = (
+    "alexnet", "densenet", "gpt", "graphnet", "inception_v3", "llama", "mlp", "moe", "nmt_lstm",
+    "resnet", "rnnlm", "rnntc", "transformer_nmt", "unet", "vit",
+)  # fmt: skip
 
 
 def names() -> tuple[str, ...]:

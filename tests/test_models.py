@@ -17,6 +17,10 @@ from models.llama import blocked_attention, rotated
 from models.moe import route
 
 TINY = [
+    ("alexnet", {}),
+    ("densenet", {}),
+    ("graphnet", {}),
+    ("inception_v3", {"last": (320,)}),
     ("mlp", {}),
     ("mlp", {"scan": True, "remat": True}),
     ("gpt", {}),
@@ -26,8 +30,14 @@ TINY = [
     ("llama", {"scan": True, "query_block": 16}),
     ("moe", {}),
     ("moe", {"scan": True, "remat": True}),
+    ("nmt_lstm", {}),
     ("resnet", {}),
     ("rnnlm", {}),
+    ("rnntc", {}),
+    ("transformer_nmt", {}),
+    ("transformer_nmt", {"scan": True, "remat": True}),
+    ("unet", {}),
+    ("unet", {"attend": 8}),
     ("vit", {}),
     ("vit", {"scan": True, "remat": True, "class_token": True}),
 ]
@@ -131,9 +141,14 @@ def test_big_configs_trace_without_memory(name, config):
 @pytest.mark.parametrize(
     ("name", "config", "published"),
     [
+        ("alexnet", "imagenet", 62_378_344),
+        # As torchvision has it.
+        ("densenet", "densenet121", 7_978_856),
         # GPT-2's own 124,439,808 and 1,557,611,200, the 47 rows that pad its vocabulary, no bias of the keys.
         ("gpt", "gpt2_small", 124_439_808 + 47 * 768 - 12 * 768),
         ("gpt", "gpt2_xl", 1_557_611_200 + 47 * 1600 - 48 * 1600),
+        # As torchvision has it, without the auxiliary head.
+        ("inception_v3", "imagenet", 23_834_568),
         # The weights as released: 8.03, 70.6 and 405.9 billion.
         ("llama", "llama3_8b", 8_030_261_248),
         ("llama", "llama3_70b", 70_553_706_496),
@@ -143,6 +158,8 @@ def test_big_configs_trace_without_memory(name, config):
         ("resnet", "resnet50", 25_557_032),
         ("resnet", "resnet101", 44_549_160),
         ("rnnlm", "zaremba_large", 66_022_000),
+        # The paper's 35.7 million, exactly those of Hugging Face's model, but for the bias of the keys.
+        ("unet", "cifar10", 35_746_307 - 6 * 256),
         # The paper's 86 million, exactly those of torchvision's ViT-B/16, but for the bias of the keys.
         ("vit", "vit_b16", 86_567_656 - 12 * 768),
     ],
@@ -262,6 +279,12 @@ def test_plain_transformer_learns_to_count(step, count):
             "tiny",
             {"experts": 1},
             "Setting 'experts' is 1, but a token goes to two of them; give 2 or more.",
+        ),
+        (
+            "alexnet",
+            "tiny",
+            {"image": 32},
+            "Setting 'image' is 32, of which the poolings leave nothing; give 67 or more.",
         ),
         ("gpt", "tiny", {"vocab": 128}, "Setting 'vocab' is 128, but the text is bytes; give 256 or more."),
     ],
