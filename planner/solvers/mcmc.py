@@ -10,8 +10,8 @@
 T is constant, as published; its value is not, save in FlexFlow's first code, which takes 0.2 ms for steps of
 some hundred: a thousandth of the start's cost, which is what is taken here. Changing one node pays a reshard
 on each side of it, so the walk alone stays where it began; some proposals therefore move whole blocks
-(`planner.solvers.proposals`). What a move costs, an evaluator says (`planner.solvers.evaluator`): the tables of
-the problem here, a simulator of the timeline elsewhere. The only bound is the sum of the tables' minima.
+(`planner.solvers.proposals`). What a move costs, an evaluator says (`planner.solvers.evaluator`): here by the
+tables of the problem, elsewhere by a simulated timeline. The only bound is the sum of the tables' minima.
 """
 
 import dataclasses
