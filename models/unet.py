@@ -27,7 +27,7 @@ _SEED = 0
 class Config(TrainConfig):
     """image: pixels of a side. filters: channels of the first level, times `widths` those of each level;
     every level after the first halves the image. blocks: of each level. attend: the side at which pixels
-    attend to each other, as they do in the middle of the network. groups: of the channels that are normalised together."""
+    attend to each other, as they do in the middle of the network. groups: of channels with one norm."""
 
     image: int = 16
     filters: int = 16

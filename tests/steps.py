@@ -84,6 +84,27 @@ def run_unsharded(step: Step, count: int = 3) -> Unsharded:
     return Unsharded(batches, before, *jax.tree.map(np.asarray, (state, metrics)))
 
 
+def differences(unsharded: Unsharded, after: Any, rtol: float) -> list[str]:
+    """What is wrong with the state after the same steps, sharded; nothing, if they are equal within `rtol`."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(unsharded.after)]
+    wanted, starts, got = (
+        [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
+        for tree in (unsharded.after, unsharded.before, after)
+    )
+    changes = [np.abs(end - start).max() for end, start in zip(wanted, starts, strict=True)]
+    # A leaf whose true gradient is zero, such as the bias of the keys (softmax does not see what is added to
+    # all scores of a query), holds nothing but rounding. It can only be held against leaves that do move.
+    noise = 0.1 * rtol * np.median(changes)
+    wrong = []
+    for path, end, mine, change in zip(paths, wanted, got, changes, strict=True):
+        error, largest = np.abs(mine - end).max(), np.abs(end).max()
+        # Against the change as well: a small change of a large leaf could be quite wrong and hardly be seen.
+        bound = rtol * min(largest, 100 * change + 0.05 * largest) + noise
+        if not error <= bound:
+            wrong.append(f"{path} is off by {error:.1e}, which is more than {bound:.1e}")
+    return wrong
+
+
 @contextlib.contextmanager
 def compilations() -> Iterator[list[str]]:
     """The names of the functions that XLA compiles meanwhile, as jax logs them."""

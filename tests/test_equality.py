@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from steps import MESHES, NAMES, Step, Unsharded, compilations, run_unsharded, step_of
+from steps import MESHES, NAMES, Step, Unsharded, compilations, differences, run_unsharded, step_of
 
 import planner
 from planner.sharding.named import SCHEMES
@@ -85,25 +85,8 @@ def run_sharded(step: Step, unsharded: Unsharded, scheme: str) -> Ran:
 
 
 def test_three_steps_equal_the_unsharded_ones(ran: Ran):
-    unsharded, rtol = ran.unsharded, ran.rtol
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(unsharded.after)]
-    wanted, starts, got = (
-        [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
-        for tree in (unsharded.after, unsharded.before, ran.after)
-    )
-    changes = [np.abs(end - start).max() for end, start in zip(wanted, starts, strict=True)]
-    # A leaf whose true gradient is zero, such as the bias of the keys (softmax does not see what is added to
-    # all scores of a query), holds nothing but rounding. It can only be held against leaves that do move.
-    noise = 0.1 * rtol * np.median(changes)
-    wrong = []
-    for path, end, mine, change in zip(paths, wanted, got, changes, strict=True):
-        error, largest = np.abs(mine - end).max(), np.abs(end).max()
-        # Against the change as well: a small change of a large leaf could be quite wrong and hardly be seen.
-        bound = rtol * min(largest, 100 * change + 0.05 * largest) + noise
-        if not error <= bound:
-            wrong.append(f"{path} is off by {error:.1e}, which is more than {bound:.1e}")
-    assert not wrong
-    np.testing.assert_allclose(ran.metrics["loss"], unsharded.metrics["loss"], rtol=rtol)
+    assert not differences(ran.unsharded, ran.after, ran.rtol)
+    np.testing.assert_allclose(ran.metrics["loss"], ran.unsharded.metrics["loss"], rtol=ran.rtol)
 
 
 def test_every_leaf_of_the_state_passes_its_memory_on(ran: Ran):
