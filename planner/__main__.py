@@ -6,10 +6,11 @@
   verify    compile the planned step, and compare        the flags of plan, or a step and --plan=plan.json
   show      a saved plan, or one value of it             plan.json --value='state.params.*'
   diff      what changes from one saved plan to another  old.json new.json
+  solve     a problem of the sharding contest's format   --problem=file.json.gz --seconds=60 --json=out.json
   machines  the machines there are, with their sources   or one of them: --machine=gpu_h100_sxm_80gb:2x8
 
 Exit status: 0 done; 1 when the compiled program is not as planned (verify); 2 bad input, said in one
-sentence; 3 when no plan fits the memory; 130 when interrupted.
+sentence; 3 when nothing fits the memory; 130 when interrupted.
 """
 
 import sys
@@ -34,10 +35,13 @@ _FLAGS = (  # name, kind, default, what it is; sorted by name
     ("out", "string", "", "file to save the plan to, for show, diff and --plan"),
     ("pins", "string", "", "specs to hold: 'batch.*=P(data, -);state.params.*.w1=P(-, model)'"),
     ("plan", "string", "", "train, verify: take this saved plan instead of making one"),
+    ("problem", "string", "", "solve: the file of the problem, .json or .json.gz"),
+    ("save-problem", "string", "", "plan: file to save the final mesh's problem to, for solve"),
     ("schemes", "string", "", "stay inside these named schemes: fsdp,tensor_1d"),
-    ("seconds", "float", 10.0, "time limit of the search"),
+    ("seconds", "float", 10.0, "time limit of the search; of solve as a whole"),
     ("seed", "integer", 0, "seed of the search, the parameters and the data"),
     ("set", "string", "", "settings of --model: layers=48,batch=64,scan=true,remat=true"),
+    ("solver", "string", "auto", "auto, elimination, ilp; solve: mcmc as well"),
     ("step", "string", "", "your own step: package.module:function"),
     ("steps", "integer", 30, "train: how many steps"),
     ("value", "string", "", "show: explain the values of this path; * stands for any text"),
@@ -114,6 +118,7 @@ def _choices(values: flags.FlagValues) -> dict[str, Any]:
         "pins": arguments.parse_pins(values.pins),
         "schemes": arguments.parse_names(values.schemes) or None,
         "memory_fraction": values.memory_fraction,
+        "solver": values.solver,
         "seconds": values.seconds,
         "seed": values.seed,
     }
@@ -134,6 +139,8 @@ def _planned(verb: str, values: flags.FlagValues, words: list[str]) -> Any:
     """The plan that `verb`, plan or compare, makes of what the flags say; saved where they say so."""
     _no_words(words)
     choices, job = _choices(values), _job(values)
+    if values["save-problem"].value:
+        choices["problem_file"] = values["save-problem"].value
     return _plan_for(job, choices, verb, values.out)
 
 
@@ -213,6 +220,22 @@ def _machines(values: flags.FlagValues, words: list[str]) -> Any:
     return machine_json(values.machine)
 
 
+def _solve(values: flags.FlagValues, words: list[str]) -> Any:
+    from planner.solve_command import infeasible, solve_file, solved_table
+    from planner.storage import write_json
+
+    _no_words(words)
+    if not values.problem:
+        raise InputError("Say what to solve: --problem=file.json, or .json.gz.")
+    solved = solve_file(values.problem, solver=values.solver, seconds=values.seconds, seed=values.seed)
+    _print(solved_table(solved))
+    if not solved.feasible:
+        if values.json:
+            write_json(values.json, solved.as_json())
+        raise infeasible(solved)
+    return solved.as_json()
+
+
 def _train(values: flags.FlagValues, words: list[str]) -> Any:
     from planner.train_command import train
 
@@ -235,6 +258,7 @@ _COMMANDS: dict[str, Callable[[flags.FlagValues, list[str]], Any]] = {
     "machines": _machines,
     "plan": _plan,
     "show": _show,
+    "solve": _solve,
     "train": _train,
     "verify": _verify,
 }

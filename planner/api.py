@@ -6,6 +6,7 @@
 Each stage is called once, in this order. `verify` compiles the planned step and holds it against the plan.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from meshes.mesh import LogicalMesh, mesh_of, preferred_meshes
 from planner import planning
 from planner.apply import ShardedStep, apply
 from planner.compiled import compile_step, devices_of
+from planner.cost.saving import in_whole_numbers, save
 from planner.describe import describe
 from planner.graph.coarsen import Coarse, coarsen
 from planner.graph.graph import Graph
@@ -44,13 +46,15 @@ def plan(
     seconds: float = 10.0,
     seed: int = 0,
     progress: Progress | None = None,
+    problem_file: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """The best sharding found for one step; nothing is run, and no device is needed.
 
     args: arrays or ShapeDtypeStructs, in any pytrees. machine: "tpu_v5e:4x4", or this process' devices. mesh:
     fix the logical mesh (axis sizes, or a jax Mesh) instead of searching. pins: path pattern of arguments ->
     PartitionSpec. schemes: stay inside these named schemes. memory_fraction: of a device's memory, the part a
-    plan may use. seconds: time limit of the search.
+    plan may use. seconds: time limit of the search. problem_file: where to save the problem of the final
+    mesh, in picoseconds and bytes, for other solvers (`planner.cost.contest`).
 
     Raises InputError, PinError, TraceError for bad input; InfeasibleError if nothing fits the memory.
     """
@@ -77,6 +81,8 @@ def plan(
     )
     ready = time.monotonic()
     found = search(graph, coarse, target, usable_meshes(meshes, graph, coarse, request.pins), request, report)
+    if problem_file is not None:
+        save(in_whole_numbers(found.best.tables.problem), problem_file)
     if not found.best.fits:
         raise does_not_fit(graph, coarse, found, target, memory_fraction, request)
     stages = {"trace": walked - started, "space": ready - walked, **found.seconds}

@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 # A command, and below it how the sentence that it gets begins.
 MISTAKES = """
 plann
-    There is no command 'plann'; choose one of compare, diff, machines, plan, show, train, verify.
+    There is no command 'plann'; choose one of compare, diff, machines, plan, show, solve, train, verify.
 plan --modle=gpt
     Unknown command line flag 'modle'. Did you mean: model. See `python -m planner
 plan --seed=x
@@ -141,6 +141,7 @@ def test_the_flags_reach_the_planner(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(planner, "plan", plan, raising=False)
     flags = ["--machine=cpu:8", "--mesh=data=4,model=2", "--pins=batch.*=P(data, -)", "--schemes=fsdp,data"]
     more = ["--memory_fraction=0.5", "--seconds=3", "--seed=7", f"--out={tmp_path / 'p.json'}"]
+    more += ["--solver=ilp", "--save-problem=p.json"]
     status, out, _ = command(capsys, "plan", "--step=command_steps:pair", *flags, *more)
     assert status == 0
     assert "where the arguments are kept" in out
@@ -155,6 +156,8 @@ def test_the_flags_reach_the_planner(capsys, tmp_path, monkeypatch):
         "schemes": ("fsdp", "data"),
         "seconds": 3.0,
         "seed": 7,
+        "solver": "ilp",
+        "problem_file": "p.json",
     }
 
 

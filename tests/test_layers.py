@@ -56,6 +56,7 @@ FLOORS = (
             "planner.arguments",
             "planner.jobs",
             "planner.progress",
+            "planner.solve_command",
             "planner.train_command",
         ),
     ),

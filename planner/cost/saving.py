@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -11,15 +12,23 @@ import numpy as np
 
 from planner.cost.checked import FORBIDDEN_IN_FILE
 from planner.cost.problem import Floats, Problem, Usage
+from planner.errors import InputError
 
 PICOSECONDS = 1e12  # per second
 
 
-def save(problem: Problem, path: str | pathlib.Path, name: str = "meshwright") -> None:
-    """Writes a problem; `load` reads it back. Written compressed when the name ends in .gz."""
-    path = pathlib.Path(path)
+def save(problem: Problem, path: str | os.PathLike[str], name: str = "meshwright") -> None:
+    """Writes a problem; `planner.cost.contest.load` reads it back. Compressed when the name ends in .gz.
+    Raises InputError when it cannot be written."""
     raw = json.dumps({"problem": {"name": name, **content_of(problem)}}).encode()
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    target = pathlib.Path(path)
+    try:
+        target.write_bytes(gzip.compress(raw, mtime=0) if target.suffix == ".gz" else raw)
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(
+            f"{str(path)!r} cannot be written ({reason}). Name a file in a folder that exists."
+        ) from error
 
 
 def content_of(problem: Problem) -> dict[str, Any]:
