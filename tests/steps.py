@@ -85,7 +85,7 @@ def run_unsharded(step: Step, count: int = 3) -> Unsharded:
 
 
 def differences(unsharded: Unsharded, after: Any, rtol: float) -> list[str]:
-    """What is wrong with the state after the same steps, sharded; nothing, if they are equal within `rtol`."""
+    """What is wrong with the state after the same steps, sharded; nothing, if it is equal within `rtol`."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(unsharded.after)]
     wanted, starts, got = (
         [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree)]
