@@ -90,9 +90,11 @@ def transfers(decided: Decided) -> Iterator[Transfer]:
     """Every collective of the step, in no order."""
     for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
         yield from finishes(node, decided.graph, strategy, decided.tables.network)
+    tables = decided.tables
     for link in decided.coarse.links:
         port = decided.coarse.nodes[link.user].inputs[link.into]
-        yield from moves(port, decided.graph, decided.made(link), decided.read(link), decided.sizes)
+        value, rounded = decided.graph.values[port.value], (link.user, link.into) in tables.rounded
+        yield from moves(port, value, rounded, decided.made(link), decided.read(link), tables.network)
 
 
 def collectives(decided: Decided) -> tuple[Collective, ...]:

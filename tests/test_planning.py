@@ -184,11 +184,11 @@ def test_the_more_state_a_scheme_splits_the_less_it_holds(linear):
 
 def test_the_gradient_is_what_data_parallelism_sends(linear):
     """All-reduce: each of 8 devices sends 2 * 7/8 of the gradient; ZeRO-1: 7/8 to scatter it, 7/8 to gather
-    w."""
+    w; FSDP gathers w as bfloat16."""
     whole = 4 * COUNT
     assert linear["data"].wire_bytes == pytest.approx(2 * 7 / 8 * whole)
     assert linear["zero1"].wire_bytes == pytest.approx(2 * 7 / 8 * whole)
-    assert linear["fsdp"].wire_bytes == pytest.approx(2 * 7 / 8 * whole)
+    assert linear["fsdp"].wire_bytes == pytest.approx((1 + 1 / 2) * 7 / 8 * whole)
     kinds = {name: sorted(c.kind for c in plan.collectives) for name, plan in linear.items()}
     assert kinds == {
         "data": ["all_reduce"],

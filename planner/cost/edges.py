@@ -4,7 +4,7 @@ A reshard is a short list of *terms*: (kind, axes, fraction of the value). The t
 depend on the value, so they are found once per mesh; a table for a value of some size is then one lookup per
 entry:
 
-    cost[i, j] = sum over the terms of (source i, target j) of seconds(kind, axes, fraction * bytes)
+    cost[i, j] = sum over the terms of (source i, target j) of move(kind, axes, fraction * bytes)
 """
 
 import functools
@@ -30,11 +30,14 @@ class EdgePricer:
         self.of_moving: dict[tuple[Spec, Spec, int], tuple[int, ...]] = {}
         self.pattern = functools.cache(self._pattern)
 
-    def tables(self, sources: _Specs, targets: _Specs, whole: float, repeat: float) -> tuple[Floats, Floats]:
+    def tables(
+        self, sources: _Specs, targets: _Specs, whole: float, repeat: float, row: int = 0
+    ) -> tuple[Floats, Floats]:
         """(seconds, bytes of the resharded copy), each of shape (sources, targets), for a value of `whole`
-        bytes that is moved `repeat` times a step."""
+        bytes that is moved `repeat` times a step. row: see `row_of`."""
         pattern, copied = self.pattern(sources, targets)
-        seconds = [self.network.seconds(kind, axes, fraction * whole) for kind, axes, fraction in self.terms]
+        move = self.network.move
+        seconds = [move(kind, axes, fraction * whole, row)[1] for kind, axes, fraction in self.terms]
         priced = np.array([*seconds, 0.0])  # the last entry stands for no term
         return repeat * priced[pattern].sum(axis=-1), whole * copied
 

@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.edges import EdgePricer
+from planner.cost.memory import node_usages
 from planner.cost.problem import Problem, Usage
 from planner.cost.roofline import work_seconds
-from planner.cost.traffic import Network, finishes
+from planner.cost.traffic import Network, finishes, rounded_ports, row_of
 from planner.graph.coarsen import Coarse, Link, Node
 from planner.graph.graph import Graph
 from planner.graph.labels import SAMPLE
-from planner.sharding.spec import Spec, pieces
+from planner.sharding.spec import Spec
 from planner.sharding.strategy import Strategy, result_spec, spec_of, strategies
 
 Ints = NDArray[np.int64]
@@ -48,16 +49,16 @@ class NodeTable:
     cost: NDArray[np.float64]
     inputs: tuple[PortSpecs, ...]
     outputs: tuple[PortSpecs, ...]
-    kept: tuple[NDArray[np.float64], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """The Problem of one step on one mesh, with what its numbers stand for."""
+    """The Problem of one step on one mesh, with what its numbers stand for. rounded: see `rounded_ports`."""
 
     problem: Problem
     nodes: tuple[NodeTable, ...]
     network: Network
+    rounded: frozenset[tuple[int, int]]
 
 
 def build(
@@ -72,10 +73,10 @@ class _Build:
     def __init__(self, graph: Graph, coarse: Coarse, network: Network, pins: Mapping[int, Spec]) -> None:
         self.graph, self.coarse, self.network, self.pins = graph, coarse, network, pins
         self.sizes, self.pricer = network.sizes, EdgePricer(network)
+        self.rounded = rounded_ports(graph, coarse, network)
         self.primitive = {op.id: op.primitive for op in graph.ops}
         self.shared: dict[tuple, NodeTable] = {}
         self.edge_tables: dict[tuple, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
-        self.replaced = {leaf.value for leaf in graph.results if leaf.partner is not None}
 
     def tables(self, limit: float) -> Tables:
         nodes, keys = [], []
@@ -105,7 +106,7 @@ class _Build:
             usage_limit=limit,
             horizon=len(self.graph.ops) + 1,
         )
-        return Tables(problem, tuple(nodes), self.network)
+        return Tables(problem, tuple(nodes), self.network, self.rounded)
 
     def _copy_feeds(self) -> dict[int, list[tuple[int, int]]]:
         feeds: dict[int, list[tuple[int, int]]] = {}
@@ -150,40 +151,30 @@ class _Build:
         work = work_seconds(node, primitive, graph, found, self.network.machine, sizes)
         sums = [self.network.price(finishes(node, graph, s, self.network)) if s.split else 0.0 for s in found]
         outputs = tuple(_port_specs([result_spec(p.dims, s) for s in found]) for p in node.outputs)
-        kept = tuple(
-            np.array([graph.values[p.value].bytes / pieces(spec, sizes) for spec in held.specs])[held.index]
-            for p, held in zip(node.outputs, outputs, strict=True)
-        )
         return NodeTable(
             strategies=found,
             cost=np.array(work) + np.array(sums),
             inputs=tuple(_port_specs([spec_of(p.dims, s) for s in found]) for p in node.inputs),
             outputs=outputs,
-            kept=kept,
         )
 
     def _edge(self, link: Link, nodes: list[NodeTable]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         port = self.coarse.nodes[link.user].inputs[link.into]
         made, read = nodes[link.maker].outputs[link.out], nodes[link.user].inputs[link.into]
-        whole = self.graph.values[port.value].bytes
-        key = (id(made), id(read), whole, port.repeat)
+        value = self.graph.values[port.value]
+        whole, row = value.bytes, row_of(value)
+        if (link.user, link.into) in self.rounded:
+            whole /= 2
+        key = (id(made), id(read), whole, port.repeat, row)
         if key not in self.edge_tables:
-            cost, held = self.pricer.tables(made.specs, read.specs, whole, port.repeat)
+            cost, held = self.pricer.tables(made.specs, read.specs, whole, port.repeat, row)
             grid = np.ix_(made.index, read.index)
             self.edge_tables[key] = (cost[grid], held[grid])
         return self.edge_tables[key]
 
     def _usages(self, nodes: list[NodeTable]) -> list[Usage]:
-        found = []
-        for node, table in zip(self.coarse.nodes, nodes, strict=True):
-            if node.kind == "copy":
-                continue  # counted on the edge that makes the copy
-            for port, kept in zip(node.outputs, table.kept, strict=True):
-                last = port.last
-                if port.value in self.replaced:  # written into the donated argument's own buffer
-                    last = min(last, port.first)
-                found.append(Usage(node.id, port.first, last + 1, kept))
-        return found
+        found = [table.strategies for table in nodes]
+        return node_usages(self.graph, self.coarse, found, self.network.machine.chip.kind, self.sizes)
 
 
 def _of_specs(node: Node, specs: Sequence[Spec]) -> tuple[Strategy, ...]:

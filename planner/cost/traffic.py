@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from meshes import collectives
 from meshes.machine import Machine
 from meshes.mesh import LogicalMesh
-from planner.graph.coarsen import Node, Port, Sum
-from planner.graph.graph import Graph
+from planner.cost import backend
+from planner.graph.coarsen import Coarse, Node, Port, Sum
+from planner.graph.graph import Graph, Value
 from planner.sharding.reshard import reshard
 from planner.sharding.spec import Spec, pieces, ways
 from planner.sharding.strategy import ALL_REDUCE, Strategy, spec_of
@@ -27,17 +28,20 @@ class Transfer:
 
 
 class Network:
-    """The collectives of one mesh on one machine, priced once each.
-
-    XLA's CPU backend has no reduce-scatter: it runs an all-reduce and slices, and is priced so. Nor does it
-    join the all-reduces that the partitioner writes for a sum over several dims, one for each (`joins`).
-    """
+    """The collectives of one mesh on one machine, as its compiler writes them (see `planner.cost.backend`),
+    priced once each."""
 
     def __init__(self, machine: Machine, mesh: LogicalMesh) -> None:
         self.machine, self.mesh, self.sizes = machine, mesh, dict(mesh.sizes)
         self._emulated = {"reduce_scatter": "all_reduce"} if machine.chip.kind == "cpu" else {}
         self.joins = machine.chip.kind != "cpu"
         self.seconds = functools.cache(self._seconds)
+
+    def move(self, kind: str, axes: tuple[str, ...], count: float, row: int) -> tuple[str, float]:
+        """(the kind that is written for a step of a reshard, its seconds). row: see `row_of`."""
+        if kind == "all_gather" and row:
+            kind = backend.gathers_vectors(self.machine.chip.kind, count / row / ways(axes, self.sizes))
+        return kind, self.seconds(kind, axes, count)
 
     def _seconds(self, kind: str, axes: tuple[str, ...], count: float) -> float:
         return collectives.seconds(self.machine, self.mesh, self._emulated.get(kind, kind), axes, count)
@@ -79,8 +83,35 @@ def _by_factor(axes: tuple[str, ...], total: Sum, strategy: Strategy) -> list[tu
     return [part for part in parts if part]
 
 
-def moves(port: Port, graph: Graph, source: Spec, target: Spec, sizes: dict[str, int]) -> Iterator[Transfer]:
-    """The collectives that bring a value, kept in `source`, to where a node reads it in `target`."""
-    whole = graph.values[port.value].bytes
-    for step in reshard(source, target, sizes):
-        yield Transfer(step.kind, step.axes, step.fraction * whole, port.repeat, port.value)
+def row_of(value: Value) -> int:
+    """Bytes of an element of a value with one dim, 0 for others: what tells the rows of a vector."""
+    return value.itemsize if len(value.shape) == 1 else 0
+
+
+def moves(
+    port: Port, value: Value, rounded: bool, source: Spec, target: Spec, network: Network
+) -> Iterator[Transfer]:
+    """The collectives that bring a value, kept in `source`, to where a node reads it in `target`. rounded:
+    whether it is brought there in half its width."""
+    whole = value.bytes / 2 if rounded else value.bytes
+    for step in reshard(source, target, network.sizes):
+        kind, _ = network.move(step.kind, step.axes, step.fraction * whole, row_of(value))
+        yield Transfer(kind, step.axes, step.fraction * whole, port.repeat, port.value)
+
+
+def rounded_ports(graph: Graph, coarse: Coarse, network: Network) -> frozenset[tuple[int, int]]:
+    """(node, input) of every value that the backend brings to that node in half its width: all that is done
+    with it there, or by those who read the copy, rounds it."""
+    reads = backend.rounded_reads(graph, network.machine.chip.kind)
+    operands = {op.id: op.operands for op in graph.ops}
+    found = set()
+    for node in coarse.nodes:
+        for into, port in enumerate(node.inputs):
+            uses = [(op, k) for op in node.ops for k, v in enumerate(operands[op]) if v == port.value]
+            if uses and reads.issuperset(uses):
+                found.add((node.id, into))
+    users: dict[int, list[tuple[int, int]]] = {}
+    for link in coarse.links:
+        users.setdefault(link.maker, []).append((link.user, link.into))
+    found.update((n.id, 0) for n in coarse.nodes if n.kind == "copy" and found.issuperset(users[n.id]))
+    return frozenset(found)

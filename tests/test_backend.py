@@ -1,0 +1,76 @@
+"""What the compilers of CPUs and TPUs make of planned collectives, as the cost model says it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from pipeline import graph_of, network_of, stages_of
+
+from planner.cost.backend import rounded_reads
+from planner.cost.traffic import row_of
+from planner.graph.graph import Value
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def rounded(step, *args) -> set[tuple[str, int]]:
+    """The uses (primitive, operand) that a TPU rounds."""
+    graph = graph_of(step, *args)
+    primitive = {op.id: op.primitive for op in graph.ops}
+    return {(primitive[op], k) for op, k in rounded_reads(graph, "tpu")}
+
+
+def test_a_tpu_rounds_what_only_matmuls_read():
+    assert rounded(lambda a, b: a @ b, f32(4, 8), f32(8, 4)) == {("dot_general", 0), ("dot_general", 1)}
+    assert rounded(lambda a, b: (a * 2) @ b, f32(4, 8), f32(8, 4)) == {("dot_general", 0), ("dot_general", 1)}
+    half = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16)
+    assert rounded(lambda a, b: a @ b, half, half.update(shape=(4, 8))) == set()
+    assert not rounded_reads(graph_of(lambda a, b: a @ b, f32(4, 8), f32(8, 4)), "gpu")
+
+
+def test_rounding_passes_through_what_only_moves_an_array():
+    def scanned(ws, x):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+    assert ("scan_slice", 0) in rounded(scanned, f32(3, 8, 8), f32(4, 8))
+    assert ("transpose", 0) in rounded(lambda a, b: a @ b.T, f32(4, 8), f32(4, 8))
+
+
+def test_what_is_kept_too_is_not_rounded_on_the_way():
+    def step(a, b):
+        turned = b.T
+        return a @ turned, turned
+
+    found = rounded(step, f32(4, 8), f32(4, 8))
+    assert ("dot_general", 1) in found
+    assert ("transpose", 0) not in found
+
+
+def test_a_copy_is_rounded_if_all_who_read_it_round():
+    def step(w, x):
+        return jax.grad(lambda w: jnp.sum(jnp.tanh(jnp.tanh(x @ w) @ w)))(w)
+
+    network = network_of("tpu_v5p:2x2x2", x=8)
+    stages = stages_of(step, f32(64, 64), f32(64, 64), network=network)
+    copies = [node.id for node in stages.coarse.nodes if node.kind == "copy"]
+    assert copies
+    assert all((copy, 0) in stages.tables.rounded for copy in copies)
+
+
+@pytest.mark.parametrize(
+    ("machine", "extent", "kind"),
+    [
+        ("tpu_v5e:4x4", 2048, "all_gather"),
+        ("tpu_v5e:4x4", 1024, "all_reduce"),
+        ("tpu_v5e:4x4", 3072, "all_reduce"),
+        ("gpu_h100_sxm_80gb:2x8", 1024, "all_gather"),
+    ],
+)
+def test_a_tpu_gathers_vectors_by_rows(machine, extent, kind):
+    """As compiled: f32[2048] over 16 devices is gathered, f32[1024] and f32[3072] are summed."""
+    vector, matrix = Value(0, (extent,), "float32", 4), Value(0, (extent, 1), "float32", 4)
+    network = network_of(machine, x=16)
+    written, seconds = network.move("all_gather", ("x",), vector.bytes, row_of(vector))
+    assert (written, seconds) == (kind, network.seconds(kind, ("x",), vector.bytes))
+    assert network.move("all_gather", ("x",), matrix.bytes, row_of(matrix))[0] == "all_gather"
