@@ -1,0 +1,228 @@
+"""Buffers: which values of a step are arrays in memory, and from when to when.
+
+A compiler fuses. A light op that reads whole arrays and writes one of them anew (element-wise, broadcast, mask,
+transpose) is done inside the ops that read it, as often as they are, so its result needs no memory; what it is
+made from is held instead, until the last of them has run. What does become an array:
+
+    a heavy op's result, after the light ops behind it that nothing else reads (the matmul's *tail*)
+    a result of a reduction, likewise
+    what a heavy op reads that cannot make its operands on the way in (a gather, a loop, a sort), and what is
+    returned or goes in or out of a loop
+    a light op's result that would have to be made from two arrays of its size or more, unless those are held
+    as long anyway
+
+So the forward pass of a GELU saves the matmul's result only, LayerNorm the residual stream and two numbers a
+row, a loss its logits; gradients wait in the dtype the matmul wrote. As XLA's TPU compiler does; where a matmul
+is a call into a library (CPU, GPU), it reads and writes arrays, and has no tail.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+from planner.graph.graph import Graph, Op, Path
+
+MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
+_VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "transpose"})
+_BORDERS = frozenset({"loop_carry", "cond_join", "scan_slice", "scan_stack"})
+_RANDOM = frozenset({"random_bits", "threefry2x32", "rng_uniform"})
+
+Interval = tuple[int, int]  # positions in the program: when it is made, and when it is last read
+_Sources = tuple[frozenset[int], frozenset[int]]  # arrays of a value's own size, and smaller ones
+_NOTHING: _Sources = (frozenset(), frozenset())
+
+
+@dataclasses.dataclass(frozen=True)
+class Fusion:
+    """What a compiler fuses. matmuls: whether a matmul makes its operands on the way in, and carries on with
+    its result on the way out."""
+
+    matmuls: bool
+
+
+def buffers(graph: Graph, fusion: Fusion) -> dict[int, Interval]:
+    """The values made in a step that are arrays in memory, each with its interval; not the step's arguments.
+
+    Linear in the ops. The order is the program's; an argument that is overwritten is its owner's business.
+    """
+    return _Buffers(graph, fusion).found()
+
+
+class _Buffers:
+    """One look at a graph: `written` values are arrays, `sources` what every value is made from where it is
+    read, `until` how long an array is held."""
+
+    def __init__(self, graph: Graph, fusion: Fusion) -> None:
+        self.graph, self.fusion = graph, fusion
+        self.elements = [math.prod(value.shape) for value in graph.values]
+        self.readers: dict[int, list[Op]] = defaultdict(list)
+        self.maker: dict[int, Op] = {}
+        self.position: dict[int, int] = {}
+        self.loop: dict[Path, Interval] = {}
+        for i, op in enumerate(graph.ops):
+            self.position[op.id] = i
+            self.maker.update(dict.fromkeys(op.results, op))
+            for value in dict.fromkeys(op.operands):
+                if value is not None:
+                    self.readers[value].append(op)
+            for depth in range(1, len(op.region) + 1):
+                self.loop[op.region[:depth]] = (self.loop.get(op.region[:depth], (i, i))[0], i)
+        self.returned = {leaf.value for leaf in graph.results if leaf.value in self.maker}
+        self.apart = self.returned | {value for op in graph.ops for value in self._read_as_arrays(op)}
+        self.tail: dict[int, Op] = {}  # what comes out of a heavy op's tail, and all before it: that op
+        self.written: set[int] = set(self.apart)
+        self.twofold: set[int] = set()
+        self.sources: dict[int, _Sources] = {}
+        self.until: dict[int, int] = {}
+
+    def found(self) -> dict[int, Interval]:
+        for op in self.graph.ops:
+            if not self._is_fused(op):
+                for value in op.results:
+                    self._follow_tail(op, value)
+        known: dict[tuple[int | None, str], int] = {}
+        for op in self.graph.ops:
+            self._trace(op)
+            if op.primitive == "convert_element_type":
+                self._unite(op, known)
+        for op in reversed(self.graph.ops):
+            self._hold_for(op)
+        return {value: (self._born(value), last) for value, last in sorted(self.until.items())}
+
+    def _is_fused(self, op: Op) -> bool:
+        """Whether an op runs inside those that read it."""
+        plain = op.light and not op.rule.reduced and op.primitive not in _BORDERS | _RANDOM
+        return plain or op.primitive in _VIEWS
+
+    def _read_as_arrays(self, op: Op) -> Iterator[int]:
+        """The operands that an op does not make on the way in: all of a heavy op's, and those from outside
+        its loop. Behind a view it is the viewed value."""
+        heavy = not op.light or op.primitive in _BORDERS
+        if op.primitive in MATMULS:
+            heavy = not self.fusion.matmuls
+        for value in op.operands:
+            if value not in self.maker:
+                continue
+            if (heavy and op.primitive not in _VIEWS) or self.maker[value].region != op.region:
+                yield self._viewed(value)
+
+    def _viewed(self, value: int) -> int:
+        while value in self.maker and self.maker[value].primitive in _VIEWS:
+            (value,) = (v for v in self.maker[value].operands if v is not None)
+        return value
+
+    def _follow_tail(self, heavy: Op, value: int) -> None:
+        """A heavy op's result goes through the light ops that alone read it, one by one, before it is written;
+        a mere widening at the end is left to those who read it."""
+        chain, end = [value], 0
+        while self._goes_on(heavy, value):
+            (reader,) = self.readers[value]
+            wider = self._itemsize(reader.results[0]) > self._itemsize(value)
+            (value,) = reader.results
+            chain.append(value)
+            if not (wider and reader.primitive == "convert_element_type"):
+                end = len(chain) - 1
+        self.written.add(chain[end])
+        self.tail.update(dict.fromkeys(chain[: end + 1], heavy))
+
+    def _goes_on(self, heavy: Op, value: int) -> bool:
+        if heavy.primitive in _BORDERS or (heavy.primitive in MATMULS and not self.fusion.matmuls):
+            return False
+        if value in self.apart or len(self.readers[value]) != 1:
+            return False
+        (reader,) = self.readers[value]
+        same = [self.elements[v] for v in reader.results] == [self.elements[value]]
+        return same and self._is_fused(reader) and reader.region == heavy.region
+
+    def _itemsize(self, value: int) -> int:
+        return self.graph.values[value].itemsize
+
+    def _trace(self, op: Op) -> None:
+        for value in op.results:
+            whole, smaller = set[int](), set[int]()
+            for operand in op.operands:
+                mine, less = self.sources.get(operand, _NOTHING) if operand is not None else _NOTHING
+                large = operand is not None and self.elements[operand] >= self.elements[value]
+                (whole if large else smaller).update(mine)
+                smaller.update(less)
+            if value not in self.written and value not in self.tail:
+                if sum(self.elements[v] for v in whole) >= 2 * self.elements[value]:
+                    self.written.add(value)
+                    self.twofold.add(value)
+            if value in self.written:
+                whole, smaller = {value}, set()
+            elif value in self.tail:
+                whole, smaller = set(), set()  # never there: the end of the tail is
+            self.sources[value] = frozenset(whole), frozenset(smaller - whole)
+
+    def _unite(self, op: Op, known: dict[tuple[int | None, str], int]) -> None:
+        """A value that is rounded twice in the same way is rounded once, if that is written at all."""
+        (value,) = op.results
+        first = known.setdefault((op.operands[0], self.graph.values[value].dtype), value)
+        if first in self.written and self.maker[first].region == op.region and value not in self.returned:
+            self.sources[value] = self.sources[first]
+
+    def _hold_for(self, op: Op) -> None:
+        """Hold what an op reads while it runs, if it runs by itself or writes an array."""
+        at = self.position[op.id]
+        if self._is_fused(op):
+            tails = [self.tail[value] for value in op.results if value in self.tail]
+            writes = [v for v in op.results if v in self.written and (v in self.until or v in self.apart)]
+            if tails:
+                at = self.position[tails[0].id]
+            elif not writes or self._makes_again(op, writes):
+                return
+        for k, value in enumerate(op.operands):
+            if value is not None:
+                for source in self._all_sources(value):
+                    self.until[source] = max(self.until.get(source, -1), self._needed_until(op, k, at))
+        for value in op.results:
+            if value in self.returned:
+                self.until[value] = len(self.graph.ops)
+            elif value in self.written:
+                self.until.setdefault(value, at)
+        if op.primitive == "loop_carry":
+            self._share(op)
+
+    def _all_sources(self, value: int) -> frozenset[int]:
+        whole, smaller = self.sources.get(value, _NOTHING)
+        return whole | smaller
+
+    def _makes_again(self, op: Op, writes: list[int]) -> bool:
+        """Whether all that a light op is made from is held as long as its result would be: it is made again."""
+        if not self.twofold.issuperset(writes):
+            return False
+        last = max(self.until[value] for value in writes)
+        sources = frozenset().union(*(self._all_sources(v) for v in op.operands if v is not None))
+        if any(self.until.get(source, -1) < last for source in sources):
+            return False
+        for value in writes:
+            del self.until[value]
+        return True
+
+    def _share(self, op: Op) -> None:
+        """A loop's carry has one array, from before the first iteration until the result is read last."""
+        inside, final = op.results
+        end = self.loop[op.region][1]
+        self.until[final] = max(end, self.until.get(final, -1))
+        following = op.operands[1]
+        if following in self.until:  # apart from the carry only while that is still read
+            self.until[following] = max(self.until[following], self.until.get(inside, -1))
+        self.until.pop(inside, None)
+
+    def _needed_until(self, op: Op, operand: int, at: int) -> int:
+        """What comes from outside of a loop is needed until it ends; a carry's first value is written over."""
+        value = op.operands[operand]
+        if op.primitive == "loop_carry":
+            return at - 1 if operand == 0 else self.position[self.maker[value].id] if value in self.maker else at
+        home = self.maker[value].region if value in self.maker else ()
+        for depth in range(1, len(op.region) + 1):
+            if op.region[:depth] != home[:depth]:
+                return self.loop[op.region[:depth]][1]
+        return at
+
+    def _born(self, value: int) -> int:
+        """What a loop stacks has its array from the start of the loop; a tail is written by its heavy op."""
+        op = self.tail.get(value, self.maker[value])
+        return self.loop[op.region][0] if op.primitive == "scan_stack" else self.position[op.id]
