@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from planner.cost.joined import remaining
 from planner.cost.problem import usage_over_time
 from planner.cost.roofline import MATMULS
 from planner.cost.tables import Tables
@@ -88,9 +89,13 @@ def _way(source: Spec, target: Spec, sizes: Mapping[str, int]) -> tuple[Spec, ..
 
 def transfers(decided: Decided) -> Iterator[Transfer]:
     """Every collective of the step, in no order."""
-    for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
-        yield from finishes(node, decided.graph, strategy, decided.tables.network)
     tables = decided.tables
+    sums = [
+        tuple(finishes(node, decided.graph, strategy, tables.network))
+        for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True)
+    ]
+    for node, found in enumerate(sums):
+        yield from remaining(sums[tables.joined[node]], found) if node in tables.joined else found
     for link in decided.coarse.links:
         port = decided.coarse.nodes[link.user].inputs[link.into]
         value, rounded = decided.graph.values[port.value], (link.user, link.into) in tables.rounded

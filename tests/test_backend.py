@@ -8,6 +8,8 @@ from pipeline import graph_of, network_of, stages_of
 from planner.cost.backend import rounded_reads
 from planner.cost.traffic import row_of
 from planner.graph.graph import Value
+from planner.planning import Decided, transfers
+from planner.sharding.strategy import ALL_REDUCE, Strategy
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -74,3 +76,32 @@ def test_a_tpu_gathers_vectors_by_rows(machine, extent, kind):
     written, seconds = network.move("all_gather", ("x",), vector.bytes, row_of(vector))
     assert (written, seconds) == (kind, network.seconds(kind, ("x",), vector.bytes))
     assert network.move("all_gather", ("x",), matrix.bytes, row_of(matrix))[0] == "all_gather"
+
+
+def test_sums_that_are_only_added_are_finished_as_one():
+    """A value that three matmuls read: the three partial gradients are added, then finished."""
+
+    def step(x, q, k, v):
+        def loss(x):
+            return jnp.sum(jnp.tanh(x @ q) * jnp.tanh(x @ k) * jnp.tanh(x @ v))
+
+        return jax.grad(loss)(jnp.tanh(x))
+
+    shapes = f32(512, 256), f32(256, 1024), f32(256, 1024), f32(256, 1024)
+    stages = stages_of(step, *shapes, network=network_of("tpu_v5e:4x4", x=4, y=4))
+    dots = [node for node in stages.coarse.nodes if node.kind == "op" and node.sums]
+    first, second, third = [node.id for node in dots[3:]]
+    assert dict(stages.tables.joined) == {second: first, third: second}
+    assert not stages_of(step, *shapes, network=network_of("cpu:8", x=8)).tables.joined
+
+    choice = [0] * len(stages.coarse.nodes)
+    for node in stages.coarse.nodes:
+        if node.id in (first, second, third):
+            (reduced,) = node.sums[0].reduced
+            alike = Strategy({reduced: ("y",)}, {"y": ALL_REDUCE})
+            choice[node.id] = stages.tables.nodes[node.id].strategies.index(alike)
+    decided = Decided(stages.graph, stages.coarse, stages.tables, choice)
+    assert [t.axes for t in transfers(decided) if t.kind == "all_reduce"] == [("y",)]
+    choice[second] = 0
+    apart = Decided(stages.graph, stages.coarse, stages.tables, choice)
+    assert len([t for t in transfers(apart) if t.kind == "all_reduce"]) == 2

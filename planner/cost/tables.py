@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.edges import EdgePricer
+from planner.cost.joined import joined_sums, joint_costs
 from planner.cost.memory import node_usages
 from planner.cost.problem import Problem, Usage
 from planner.cost.roofline import work_seconds
-from planner.cost.traffic import Network, finishes, rounded_ports, row_of
+from planner.cost.traffic import Network, Transfer, finishes, rounded_ports, row_of
 from planner.graph.coarsen import Coarse, Link, Node
 from planner.graph.graph import Graph
 from planner.graph.labels import SAMPLE
@@ -43,22 +44,27 @@ class PortSpecs:
 
 @dataclasses.dataclass(frozen=True)
 class NodeTable:
-    """What all nodes of one signature share."""
+    """What all nodes of one signature share. cost: seconds of the work and the sums; sums: the collectives
+    that finish the sums of the first such node, per strategy."""
 
     strategies: tuple[Strategy, ...]
+    work: NDArray[np.float64]
     cost: NDArray[np.float64]
+    sums: tuple[tuple[Transfer, ...], ...]
     inputs: tuple[PortSpecs, ...]
     outputs: tuple[PortSpecs, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """The Problem of one step on one mesh, with what its numbers stand for. rounded: see `rounded_ports`."""
+    """The Problem of one step on one mesh, with what its numbers stand for. Its edges are the links, then the
+    joined sums. rounded: see `rounded_ports`. joined: see `joined_sums`."""
 
     problem: Problem
     nodes: tuple[NodeTable, ...]
     network: Network
     rounded: frozenset[tuple[int, int]]
+    joined: Mapping[int, int]
 
 
 def build(
@@ -76,6 +82,7 @@ class _Build:
         self.rounded = rounded_ports(graph, coarse, network)
         self.primitive = {op.id: op.primitive for op in graph.ops}
         self.shared: dict[tuple, NodeTable] = {}
+        self.joint_tables: dict[tuple[int, int], NDArray[np.float64]] = {}
         self.edge_tables: dict[tuple, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
 
     def tables(self, limit: float) -> Tables:
@@ -97,16 +104,18 @@ class _Build:
             port = self.coarse.nodes[link.user].inputs[link.into]
             if self.coarse.nodes[link.user].kind != "leaf" and held.any():
                 edge_usages.append(Usage(e, port.first, port.last + 1, held))
+        joined = joined_sums(self.graph, self.coarse) if self.network.joins_added else {}
+        links = [(link.maker, link.user) for link in self.coarse.links]
         problem = Problem(
-            node_costs=tuple(table.cost for table in nodes),
-            edges=tuple((link.maker, link.user) for link in self.coarse.links),
-            edge_costs=tuple(costs),
+            node_costs=tuple(table.work if v in joined else table.cost for v, table in enumerate(nodes)),
+            edges=(*links, *((first, second) for second, first in joined.items())),
+            edge_costs=(*costs, *(self._joint(nodes[u], nodes[v]) for v, u in joined.items())),
             node_usages=tuple(self._usages(nodes)),
             edge_usages=tuple(edge_usages),
             usage_limit=limit,
             horizon=len(self.graph.ops) + 1,
         )
-        return Tables(problem, tuple(nodes), self.network, self.rounded)
+        return Tables(problem, tuple(nodes), self.network, self.rounded, joined)
 
     def _copy_feeds(self) -> dict[int, list[tuple[int, int]]]:
         feeds: dict[int, list[tuple[int, int]]] = {}
@@ -149,16 +158,24 @@ class _Build:
             found = found[::-1]
         primitive = self.primitive[node.ops[0]] if node.ops else ""
         work = work_seconds(node, primitive, graph, found, self.network.machine, sizes)
-        sums = [self.network.price(finishes(node, graph, s, self.network)) if s.split else 0.0 for s in found]
+        sums = tuple(tuple(finishes(node, graph, s, self.network)) if s.split else () for s in found)
         outputs = tuple(_port_specs([result_spec(p.dims, s) for s in found]) for p in node.outputs)
         return NodeTable(
             strategies=found,
-            cost=np.array(work) + np.array(sums),
+            work=np.array(work),
+            cost=np.array(work) + np.array([self.network.price(each) for each in sums]),
+            sums=sums,
             inputs=tuple(_port_specs([spec_of(p.dims, s) for s in found]) for p in node.inputs),
             outputs=outputs,
         )
 
     def _edge(self, link: Link, nodes: list[NodeTable]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _joint(self, first: NodeTable, second: NodeTable) -> NDArray[np.float64]:
+        key = (id(first), id(second))
+        if key not in self.joint_tables:
+            self.joint_tables[key] = joint_costs(first.sums, second.sums, self.network)
+        return self.joint_tables[key]
+
         port = self.coarse.nodes[link.user].inputs[link.into]
         made, read = nodes[link.maker].outputs[link.out], nodes[link.user].inputs[link.into]
         value = self.graph.values[port.value]

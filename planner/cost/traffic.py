@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from meshes import collectives
 from meshes.machine import Machine
@@ -35,6 +35,7 @@ class Network:
         self.machine, self.mesh, self.sizes = machine, mesh, dict(mesh.sizes)
         self._emulated = {"reduce_scatter": "all_reduce"} if machine.chip.kind == "cpu" else {}
         self.joins = machine.chip.kind != "cpu"
+        self.joins_added = machine.chip.kind == "tpu"
         self.seconds = functools.cache(self._seconds)
 
     def move(self, kind: str, axes: tuple[str, ...], count: float, row: int) -> tuple[str, float]:
@@ -50,7 +51,7 @@ class Network:
         """Bytes each device sends."""
         return collectives.wire_bytes(self._emulated.get(kind, kind), ways(axes, self.sizes), count)
 
-    def price(self, transfers: Iterator[Transfer]) -> float:
+    def price(self, transfers: Iterable[Transfer]) -> float:
         """Seconds of collectives that run one after the other."""
         return sum(t.times * self.seconds(t.kind, t.axes, t.bytes) for t in transfers)
 
