@@ -14,6 +14,7 @@ sentence; 3 when nothing fits the memory; 130 when interrupted.
 """
 
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from absl import flags
 
 import planner
 from planner import arguments
+from planner.clock import age_of_process
 from planner.errors import InputError, PlannerError
 
 _FLAGS = (  # name, kind, default, what it is; sorted by name
@@ -50,8 +52,9 @@ _FLAGS = (  # name, kind, default, what it is; sorted by name
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns the exit status. argv: program name and arguments, sys.argv if None."""
+    began = time.monotonic() - (age_of_process() if argv is None else 0.0)
     try:
-        return _run(sys.argv if argv is None else argv)
+        return _run(sys.argv if argv is None else argv, began)
     except PlannerError as error:
         print(f"meshwright: {error}", file=sys.stderr)
         return error.exit_status
@@ -60,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], began: float) -> int:
     values = _flags()
     try:
         words = values(argv)[1:]
@@ -72,7 +75,7 @@ def _run(argv: list[str]) -> int:
     command = _COMMANDS.get(words[0])
     if command is None:
         raise InputError(f"There is no command {words[0]!r}; choose one of {', '.join(_COMMANDS)}.")
-    result = command(values, words[1:])
+    result = _solve(values, words[1:], began) if command is _solve else command(values, words[1:])
     if values.json:
         from planner.storage import write_json
 
@@ -220,14 +223,15 @@ def _machines(values: flags.FlagValues, words: list[str]) -> Any:
     return machine_json(values.machine)
 
 
-def _solve(values: flags.FlagValues, words: list[str]) -> Any:
+def _solve(values: flags.FlagValues, words: list[str], began: float | None = None) -> Any:
     from planner.solve_command import infeasible, solve_file, solved_table
     from planner.storage import write_json
 
     _no_words(words)
     if not values.problem:
         raise InputError("Say what to solve: --problem=file.json, or .json.gz.")
-    solved = solve_file(values.problem, solver=values.solver, seconds=values.seconds, seed=values.seed)
+    limits = {"seconds": values.seconds, "seed": values.seed, "began": began}
+    solved = solve_file(values.problem, solver=values.solver, **limits)
     _print(solved_table(solved))
     if not solved.feasible:
         if values.json:

@@ -7,8 +7,6 @@ interrupted, as by Ctrl-C, and gives the best that it has.
 import contextlib
 import dataclasses
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,8 +15,9 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 
+from planner.clock import alarm
 from planner.cost.contest import Contest, exact_cost, read
-from planner.cost.problem import Choice, cost_of, peak_of
+from planner.cost.problem import Choice, Problem, cost_of, peak_of
 from planner.errors import InfeasibleError, InputError
 from planner.report.tables import columns
 from planner.report.units import duration
@@ -58,10 +57,10 @@ class Solved:
         }
 
 
-def solve_file(path: str, *, solver: str, seconds: float, seed: int) -> Solved:
-    """Reads a problem and solves it, in `seconds` of wall time in all. Raises InputError for a file that is
-    not a problem, a solver that there is none, and a time that is none."""
-    began = time.monotonic()
+def solve_file(path: str, *, solver: str, seconds: float, seed: int, began: float | None = None) -> Solved:
+    """Reads a problem and solves it, in `seconds` of wall time in all, from `began` on (time.monotonic(), now
+    if None). Raises InputError for a file that is not a problem, and for an unknown solver or no time."""
+    began = time.monotonic() if began is None else began
     if solver not in SOLVERS:
         raise InputError(f"There is no solver {solver!r}; choose one of {', '.join(SOLVERS)}.")
     if not seconds > 0:
@@ -78,7 +77,7 @@ def solve_file(path: str, *, solver: str, seconds: float, seed: int) -> Solved:
 def _within(contest: Contest, solver: str, seed: int, deadline: float, grace: float) -> Choice:
     """The solver's choice, for which it is interrupted if it is not there by the deadline and some grace."""
     left = max(0.0, deadline - time.monotonic())
-    with _alarm(left + grace) as rang:
+    with alarm(left + grace) as rang:
         try:
             found = SOLVERS[solver](contest.problem, seconds=left, seed=seed)
         except KeyboardInterrupt:  # of a solver that has nothing to give
@@ -92,28 +91,6 @@ def _within(contest: Contest, solver: str, seed: int, deadline: float, grace: fl
     return found
 
 
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[list[int]]:
-    """Interrupts the main thread after so many seconds; yields a list that is not empty once it has."""
-    rang: list[int] = []
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield rang
-        return
-
-    def ring(number: int, frame: Any) -> None:
-        del frame
-        rang.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-    try:
-        yield rang
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def _checked(contest: Contest, found: Choice, solver: str, began: float, end: float) -> Solved:
     """The answer, with all that is said of it worked out anew from the choice."""
     problem = contest.problem
@@ -123,9 +100,17 @@ def _checked(contest: Contest, found: Choice, solver: str, began: float, end: fl
         bound = cost if feasible and found.lower_bound >= found.cost else min(found.lower_bound, cost)
     else:
         bound = sum(table.min().tolist() for table in (*contest.node_costs, *contest.edge_costs))
-    left = (end - time.monotonic()) / 2
-    in_the_way = None if feasible else conflict(problem, seconds=left)
+    in_the_way = None if feasible else _conflict(problem, (end - time.monotonic()) / 2)
     return Solved(contest, found, solver, cost, bound, feasible, time.monotonic() - began, in_the_way)
+
+
+def _conflict(problem: Problem, seconds: float) -> Conflict | None:
+    """What is in the way, if that is found in so many seconds."""
+    try:
+        with alarm(seconds):
+            return conflict(problem, seconds=seconds)
+    except KeyboardInterrupt:
+        return None
 
 
 def infeasible(solved: Solved) -> InfeasibleError:

@@ -54,6 +54,7 @@ FLOORS = (
             "planner.__main__",
             "planner.api",
             "planner.arguments",
+            "planner.clock",
             "planner.jobs",
             "planner.progress",
             "planner.solve_command",

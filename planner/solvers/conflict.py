@@ -103,9 +103,15 @@ def _together(problem: Problem, at: int, held: list[_Held], deadline: float) -> 
 
 def _need(problem: Problem, at: int, held: Sequence[_Held], deadline: float) -> float:
     """A lower bound of what these usages take together, in any choice that is allowed."""
+    used = {one.usage.of for one in held if one.edge}
+    ties = {id(table): bool(np.isinf(table).any()) for table in problem.edge_costs}
+    edges = [e for e, table in enumerate(problem.edge_costs) if e in used or ties[id(table)]]
+    place = {e: i for i, e in enumerate(edges)}
     only = dataclasses.replace(
         problem,
+        edges=tuple(problem.edges[e] for e in edges),
+        edge_costs=tuple(problem.edge_costs[e] for e in edges),
         node_usages=tuple(one.usage for one in held if not one.edge),
-        edge_usages=tuple(one.usage for one in held if one.edge),
+        edge_usages=tuple(dataclasses.replace(one.usage, of=place[one.usage.of]) for one in held if one.edge),
     )
     return least_usage(only, at, Interner(), None, deadline)[0]
