@@ -169,13 +169,13 @@ class _Build:
             outputs=outputs,
         )
 
-    def _edge(self, link: Link, nodes: list[NodeTable]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     def _joint(self, first: NodeTable, second: NodeTable) -> NDArray[np.float64]:
         key = (id(first), id(second))
         if key not in self.joint_tables:
             self.joint_tables[key] = joint_costs(first.sums, second.sums, self.network)
         return self.joint_tables[key]
 
+    def _edge(self, link: Link, nodes: list[NodeTable]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         port = self.coarse.nodes[link.user].inputs[link.into]
         made, read = nodes[link.maker].outputs[link.out], nodes[link.user].inputs[link.into]
         value = self.graph.values[port.value]
