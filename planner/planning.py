@@ -65,15 +65,18 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
     values = decided.graph.values
     for value, spec in decided.specs.items():
         found.update((site, (spec,)) for site in values[value].made)
-    way_to_copy = {}
-    nodes = decided.coarse.nodes
+    nodes, sizes = decided.coarse.nodes, decided.sizes
+    into_copy = {link.user: link for link in decided.coarse.links if nodes[link.user].kind == "copy"}
     for link in decided.coarse.links:
-        if nodes[link.user].kind == "copy":
-            way_to_copy[link.user] = _way(decided.made(link), decided.read(link), decided.sizes)
-    for link in decided.coarse.links:
-        if nodes[link.user].kind == "copy":
+        if link.user in into_copy:
             continue
-        way = way_to_copy.get(link.maker, ()) + _way(decided.made(link), decided.read(link), decided.sizes)
+        made, read, way = decided.made(link), decided.read(link), ()
+        if link.maker in into_copy:
+            copied, made = made, decided.made(into_copy[link.maker])
+            # A slice of what is kept is taken from there, and need not wait for the copy.
+            if reshard(copied, read, sizes) or reshard(made, read, sizes):
+                way, made = _way(made, copied, sizes), copied
+        way += _way(made, read, sizes)
         if way:
             found.update((site, way) for site in nodes[link.user].inputs[link.into].uses)
     return found

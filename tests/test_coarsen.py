@@ -81,6 +81,10 @@ def test_what_only_reads_parameters_goes_with_the_update_that_uses_it():
     assert not any("mul" in primitives(graph, n) for n in of_kind(coarse, "block") if not n.inputs)
 
 
+def users_of(coarse: Coarse, node: Node) -> list[Node]:
+    return [coarse.nodes[link.user] for link in coarse.links if link.maker == node.id]
+
+
 def test_a_value_that_two_heavy_ops_read_has_a_copy():
     graph, coarse = both(sgd_step, *sgd_args())
     readers: Counter[int] = Counter()
@@ -88,21 +92,32 @@ def test_a_value_that_two_heavy_ops_read_has_a_copy():
         if not op.light:
             readers.update({value for value in op.operands if value is not None})
     several = {value for value, count in readers.items() if count > 1}
-    copies = of_kind(coarse, "copy")
+    read = {copy.id: users_of(coarse, copy) for copy in of_kind(coarse, "copy")}
+    copies = [copy for copy in of_kind(coarse, "copy") if read[copy.id][0].kind == "op"]
     assert sorted(copy.outputs[0].value for copy in copies) == sorted(several)
     for copy in copies:
-        users = [coarse.nodes[link.user] for link in coarse.links if link.maker == copy.id]
+        users = read[copy.id]
         assert [user.kind for user in users] == ["op"] * readers[copy.outputs[0].value]
         (to_copy,) = [link for link in coarse.links if link.user == copy.id]
         assert coarse.home[copy.outputs[0].value] == (to_copy.maker, to_copy.out)
         assert copy.inputs[0].first == min(user.position for user in users)
 
 
-def test_light_readers_read_the_value_as_it_is_kept():
-    """relu's input has a heavy maker and light readers only: no copy."""
+def test_a_value_that_two_blocks_read_has_a_copy():
+    """relu's input: the forward pass reads it, and the backward pass to know where it was positive."""
     graph, coarse = both(sgd_step, *sgd_args())
     hidden = node_with(graph, coarse, "max").inputs[0].value
-    assert all(copy.outputs[0].value != hidden for copy in of_kind(coarse, "copy"))
+    (copy,) = [copy for copy in of_kind(coarse, "copy") if copy.outputs[0].value == hidden]
+    users = users_of(coarse, copy)
+    assert [user.kind for user in users] == ["block"] * 2
+    assert [set(primitives(graph, user)) & {"max", "select_n"} for user in users] == [{"max"}, {"select_n"}]
+
+
+def test_what_only_one_block_reads_has_no_copy():
+    _, coarse = both(sgd_step, *sgd_args())
+    for link in coarse.links:
+        if coarse.nodes[link.user].kind == "copy":
+            assert len(users_of(coarse, coarse.nodes[link.user])) > 1
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -98,6 +98,36 @@ def test_specs_divide_and_ways_end_where_the_use_wants_them(name, mesh, seed):
 
 
 @cases
+def test_a_slice_of_what_is_kept_is_taken_from_there_and_not_from_a_copy(name, mesh, seed):
+    decided = decided_at_random(name, mesh, seed)
+    found, nodes, sizes = sites(decided), decided.coarse.nodes, decided.sizes
+    into = {link.user: link for link in decided.coarse.links if nodes[link.user].kind == "copy"}
+    for link in decided.coarse.links:
+        if link.maker in into and not reshard(decided.made(link), decided.read(link), sizes):
+            kept, wanted = decided.made(into[link.maker]), decided.read(link)
+            for site in nodes[link.user].inputs[link.into].uses:
+                if not reshard(kept, wanted, sizes):
+                    assert found.get(site, (kept,)) == (wanted,)
+
+
+def biased(params, x):
+    def loss(params):
+        return jnp.mean(jax.nn.gelu(x @ params["w"] + params["b"]) ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def test_what_two_blocks_read_in_one_spec_moves_once():
+    """The forward pass and the update read the whole bias; XLA gathers it once, and so does the plan."""
+    args = {"w": f32(64, 64), "b": f32(64)}, f32(32, 64)
+    plan = planner.plan(biased, *args, machine="cpu:8", mesh={"x": 8}, schemes=["fsdp"])
+    assert [c.value for c in plan.collectives if c.kind == "all_gather"] == ["params.w", "params.b"]
+    found = planner.verify(plan, biased, *args)
+    assert [row.status for row in found.rows] == ["as all_reduce", *["as planned"] * 3]
+    assert found.wire.compiled == found.wire.planned
+
+
+@cases
 def test_collectives_add_up_to_the_communication(name, mesh, seed):
     decided = decided_at_random(name, mesh, seed)
     listed = collectives(decided)

@@ -2,8 +2,8 @@
 
 Light ops make up blocks (`planner.graph.blocks`). A heavy op is a node by itself. An argument of the step is
 a node: its storage. A value that several heavy ops of one loop body use gets a *copy* node: the spec it is
-used in, reached once and shared (one all-gather for a forward and a backward use); the heavy ops read the
-copy, everything else reads the value as it is kept.
+used in, reached once and shared (one all-gather for a forward and a backward use). So does a value that
+several blocks of one body use: one that heavy ops and blocks use may have both.
 """
 
 import dataclasses
@@ -17,6 +17,9 @@ from planner.graph.labels import NONE, label
 from planner.graph.rule import Dims
 
 Kind = Literal["leaf", "const", "copy", "block", "op"]
+
+
+_BORDERS = frozenset({"loop_carry", "cond_join", "scan_slice", "scan_stack"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,16 +260,20 @@ class _Builder:
 
     def copies(self) -> dict[tuple[int, int], int]:
         """Copy nodes, by (value, id of the reading node): where at least two heavy ops of one body read a
-        value, or loops in it scan over it: the compiler gathers it once for a forward and a backward loop."""
-        heavy: dict[tuple, list[tuple[Node, int]]] = defaultdict(list)
+        value, or loops in it scan over it, and where at least two blocks do. The compiler moves it once for a
+        forward and a backward use, in the same spec, and so do constraints of one value."""
+        readers: dict[tuple, list[tuple[Node, int]]] = defaultdict(list)
         for node in self.nodes:
             for k, port in enumerate(node.inputs):
                 if node.kind == "op":
-                    heavy[port.value, self.region[node.ops[0]]].append((node, k))
+                    readers[port.value, self.region[node.ops[0]], "op"].append((node, k))
                 elif node.kind == "block" and self._scans(node, port.value):
-                    heavy[port.value, self._outside(self.region[node.ops[0]])].append((node, k))
+                    outside = self._outside(self.region[node.ops[0]])
+                    readers[port.value, outside, "op"].append((node, k))
+                elif node.kind == "block" and self._stays_inside(node, port.value):
+                    readers[port.value, self.region[node.ops[0]], "block"].append((node, k))
         reached = {}
-        for (value, _), users in heavy.items():
+        for (value, *_), users in readers.items():
             if len(users) < 2 or value not in self.home:
                 continue
             ports = [node.inputs[k] for node, k in users]
@@ -278,6 +285,11 @@ class _Builder:
             copy = self.add_copy(value, dims, first, last, repeat)
             reached.update({(value, node.id): copy.id for node, _ in users})
         return reached
+
+    def _stays_inside(self, node: Node, value: int) -> bool:
+        """Whether a node reads a value in its own loop body only, not where a loop or a branch ends."""
+        ops = set(node.ops)
+        return not any(r.id in ops and r.primitive in _BORDERS for r in self.readers[value])
 
     def _scans(self, node: Node, value: int) -> bool:
         """Whether all that a node does with a value is to scan over it: it enters the loop as a whole."""

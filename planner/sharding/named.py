@@ -181,12 +181,17 @@ def _may(role: Role, sort: Sort, move: Move) -> bool:
 def sorts(nodes: Iterable[Node], users: Mapping[int, Sequence[Node]]) -> dict[int, Sort]:
     """What sort of thing each node is, for the schemes. users: the nodes that read each node."""
     nodes = list(nodes)
+
+    def readers(node: int) -> Iterable[Node]:
+        for reader in users.get(node, ()):
+            yield from readers(reader.id) if reader.kind == "copy" else (reader,)
+
     updates = {maker for maker, readers in users.items() if any(r.kind == "leaf" for r in readers)}
     found: dict[int, Sort] = {}
     for node in nodes:
         seen = any(label == SAMPLE for _, label in node.labels)
         if node.kind == "leaf":
-            others = {r.id for r in users.get(node.id, ())}
+            others = {reader.id for reader in readers(node.id)}
             found[node.id] = "data" if not node.inputs else "moment" if len(others) == 1 else "parameter"
         elif node.kind in ("copy", "const"):
             found[node.id] = "free"
