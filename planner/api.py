@@ -28,6 +28,7 @@ from planner.search import Found, Progress, Request, search
 from planner.trace import build_graph
 from planner.trouble import does_not_fit
 from planner.verdict import Verification, verdict
+from planner.whole import never_whole
 
 Mesh = Mapping[str, int] | Any  # axis sizes, or a jax.sharding.Mesh
 
@@ -137,11 +138,12 @@ def verify(
     where there is nothing to compile with.
     """
     traced = trace_step(train_step, args, static_argnums, donate_argnums)
-    check_same_step(plan, planning.fingerprint(build_graph(traced)))
+    graph = build_graph(traced)
+    check_same_step(plan, planning.fingerprint(graph))
     machine = load_machine(plan.machine)
     devices, compiler = devices_of(machine)
     step = apply(plan, traced, jax_mesh(mesh_of(machine, plan.mesh), devices))
-    return verdict(plan, compile_step(step, compiler))
+    return verdict(plan, compile_step(step, compiler), never_whole(graph, plan))
 
 
 def _machine(given: str | Machine | None) -> Machine:

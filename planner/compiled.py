@@ -9,6 +9,8 @@ import importlib.util
 import os
 import pathlib
 import time
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,7 +18,9 @@ from jax.experimental import topologies
 
 from meshes.machine import Machine
 from planner.apply import ShardedStep
+from planner.compiler_log import listening
 from planner.errors import InputError
+from planner.hlo_text import sources
 from planner.jax_compat import state_partners
 from planner.program import Program
 
@@ -24,6 +28,7 @@ _ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",  # any will do: the topology says what to compile for
     "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_STDERR_LOG_LEVEL": "1",  # warnings, which are read while it compiles
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
 
@@ -88,13 +93,19 @@ def _tpu_devices(machine: Machine) -> list[Any]:
 
 def compile_step(step: ShardedStep, compiler: str) -> Program:
     """Compiles a sharded step, runs nothing, and reads what came of it. compiler: for the report."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # a flag says which
+        lowered = step.lower()
     started = time.monotonic()
-    compiled = step.lower().compile()
+    with listening(step.mesh.devices.flat[0].platform) as heard:
+        compiled = lowered.compile()
     seconds = time.monotonic() - started
     held = compiled.memory_analysis()
+    text = compiled.as_text() or ""
+    frames = sources(text)
     return Program(
         compiler=compiler,
-        text=compiled.as_text() or "",
+        text=text,
         argument_bytes=float(held.argument_size_in_bytes),
         output_bytes=float(held.output_size_in_bytes),
         alias_bytes=float(held.alias_size_in_bytes),
@@ -102,4 +113,38 @@ def compile_step(step: ShardedStep, compiler: str) -> Program:
         donated=step.traced.donated,
         partners=state_partners(step.traced),
         seconds=seconds,
+        moved=dict(_moved(step, compiled)),
+        remade=tuple((one.shape, os.path.basename(one.source(frames))) for one in heard.remade),
+        deaf=heard.deaf,
     )
+
+
+def _moved(step: ShardedStep, compiled: Any) -> Iterator[tuple[int, str]]:
+    """(flat argument, how the result that replaces it differs from it), as the program was compiled: what
+    makes the next step move it first, or compile again."""
+    with jax.set_mesh(step.mesh):
+        made = jax.tree.leaves(jax.eval_shape(_as_called(step), *step.abstract()))
+    enters, leaves = jax.tree.leaves(step.in_shardings), jax.tree.leaves(compiled.output_formats)
+    layouts = [form.layout for form in jax.tree.leaves(compiled.input_formats)]
+    for index, result in state_partners(step.traced).items():
+        wanted, got = step.traced.arguments[index], made[result]
+        if got.weak_type:
+            yield index, "a weak type instead of a strong one"
+        elif got.dtype != wanted.dtype:
+            yield index, f"{got.dtype} instead of {wanted.dtype}"
+        elif leaves[result].sharding != enters[index]:
+            yield index, f"{leaves[result].sharding.spec} instead of {enters[index].spec}"
+        elif layouts[index] is not None and leaves[result].layout != layouts[index]:
+            yield index, "another layout in memory"
+
+
+def _as_called(step: ShardedStep) -> Any:
+    """The step as a function of its arrays alone, its static arguments in their places."""
+
+    def call(*arrays: Any) -> Any:
+        given = list(arrays)
+        for position, value in step.traced.statics:
+            given.insert(position, value)
+        return step(*given)
+
+    return call

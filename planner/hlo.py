@@ -34,7 +34,8 @@ class Found:
     kind: as HLO spells it. groups: device numbers, the pairs (from, to) of a permute. times: runs per step,
     None where the trip count of a loop around it cannot be read. sliced: an all-reduce of which every device
     keeps only a slice, as a backend without reduce-scatter writes one. source: file:line, or ''.
-    computation: the one it stands in.
+    computation: the one it stands in. permutes: how many permutes it is written as (see `planner.windowed`),
+    0 where it is written as itself.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Found:
     op_name: str
     source: str
     computation: str
+    permutes: int = 0
 
     @property
     def reduces(self) -> bool:

@@ -6,6 +6,7 @@ everything to those that agree in less:
     as planned       kind, axes, bytes and runs agree; of several such, one of the same source line
     as all_reduce    written as another kind: a CPU has no reduce-scatter; a TPU uses none on small tiles, and
                      gathers small arrays by a sum with zeros
+    as permutes      written as a loop of permutes around the matmul beside it (a TPU, for large ones)
     half the bytes   moved in a type of half the width: a TPU rounds the operands of a matmul first
     twice the bytes  moved in a wider type: a CPU sums bfloat16 as float32
     all at once      moved for all runs of a loop together, after it: a TPU sums stacked gradients so
@@ -31,7 +32,7 @@ AS_PLANNED, MISSING, UNPLANNED, SCALARS = "as planned", "missing", "unplanned", 
 @dataclasses.dataclass(frozen=True)
 class Moved:
     """One collective, planned or compiled. axes: in the mesh's order. bytes, wire_bytes: per run; runs: in a
-    step; value: its name; source: file:line without folders."""
+    step; value: its name; source: file:line without folders; permutes: whether it is written as those."""
 
     kind: str
     axes: tuple[str, ...]
@@ -40,6 +41,7 @@ class Moved:
     runs: float
     value: str
     source: str
+    permutes: bool = False
 
     @property
     def sent(self) -> float:
@@ -82,7 +84,9 @@ def compiled_moves(collectives: Iterable[Found], sizes: Mapping[str, int]) -> li
         source = os.path.basename(one.source)
         runs = 1.0 if one.times is None else one.times
         if runs:
-            found.append(Moved(kind, axes, one.bytes, one.wire_bytes, runs, one.name, source))
+            found.append(
+                Moved(kind, axes, one.bytes, one.wire_bytes, runs, one.name, source, bool(one.permutes))
+            )
     return found
 
 
@@ -104,7 +108,7 @@ def match(planned: Sequence[Moved], compiled: Sequence[Moved]) -> tuple[Row, ...
             if waiting[mine(planned[i])]:
                 j = waiting[mine(planned[i])].pop(0)
                 taken.add(j)
-                found[i] = (status or f"as {compiled[j].kind}", compiled[j])
+                found[i] = (status or _written(compiled[j]), compiled[j])
         left_planned = [i for i in left_planned if i not in found]
         left_compiled = [i for i in left_compiled if i not in taken]
     rows = [
@@ -125,12 +129,20 @@ def _total(small: Sequence[Moved]) -> Moved | None:
     return Moved("any", (), held / runs, sent / runs, runs, f"at most {SCALAR:.0f} bytes each", "")
 
 
+def _written(one: Moved) -> str:
+    return "as permutes" if one.permutes else f"as {one.kind}"
+
+
 def _exact(one: Moved) -> Hashable:
-    return one.kind, one.axes, one.bytes, one.runs, one.source
+    return _alike(one), one.source
 
 
 def _alike(one: Moved) -> Hashable:
-    return one.kind, one.axes, one.bytes, one.runs
+    return one.kind, one.axes, one.bytes, one.runs, one.permutes
+
+
+def _placed(one: Moved) -> Hashable:
+    return _summed(one), one.source
 
 
 def _summed(one: Moved) -> Hashable:
@@ -157,6 +169,7 @@ def _once(one: Moved) -> Hashable:
 _PASSES: tuple[tuple[str, Callable[[Moved], Hashable], Callable[[Moved], Hashable]], ...] = (
     (AS_PLANNED, _exact, _exact),
     (AS_PLANNED, _alike, _alike),
+    ("", _placed, _placed),
     ("", _summed, _summed),
     ("", _gathered, _alike),
     ("half the bytes", _summed, _scaled(2.0)),

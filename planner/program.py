@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from planner.hlo import Found, collectives
 from planner.hlo_flops import matmul_flops
+from planner.windowed import without_windows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +17,9 @@ class Program:
     compiler: for which devices, in words. text: the optimised HLO. argument_bytes, output_bytes, alias_bytes
     (of outputs that are written into arguments), temporary_bytes: as XLA's memory analysis gives them.
     donated: flat indices of the arguments the step may overwrite. partners: flat argument index -> flat index
-    of the result that replaces it. seconds: that compiling took.
+    of the result that replaces it. seconds: that compiling took. moved: flat argument index -> how the result
+    that replaces it differs from it. remade: (array, file:line) of what the compiler makes whole on every
+    device to change its sharding; deaf: how to have it say so, '' if it does.
     """
 
     compiler: str
@@ -28,6 +31,9 @@ class Program:
     donated: tuple[int, ...]
     partners: Mapping[int, int]
     seconds: float
+    moved: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    remade: tuple[tuple[str, str], ...] = ()
+    deaf: str = ""
 
     @property
     def peak_bytes(self) -> float:
@@ -36,8 +42,10 @@ class Program:
 
     @functools.cached_property
     def collectives(self) -> tuple[Found, ...]:
-        """The collectives, array by array, without those of a single device."""
-        return tuple(one for one in collectives(self.text) if one.group_size > 1)
+        """The collectives, array by array, without those of a single device; a loop of permutes as the one
+        that it stands for."""
+        found = tuple(one for one in collectives(self.text) if one.group_size > 1)
+        return without_windows(found, self.text)
 
     @functools.cached_property
     def flops(self) -> float:

@@ -6,7 +6,7 @@ arguments. A difference above its tolerance is a flag: one sentence, and a remed
 """
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +14,14 @@ from planner.matching import MISSING, SCALAR, UNPLANNED, Moved, Row, compiled_mo
 from planner.plans import Plan
 from planner.program import Program
 from planner.report.units import memory, traffic
+from planner.whole import Key, left_whole
 
 WIRE_TOLERANCE = 0.05  # of the bytes sent, in total
 AXES_TOLERANCE = 0.10  # of the bytes sent along one set of axes
 SURPRISE = 0.01  # of the bytes sent: above it a collective without its counterpart is a flag
 FLOPS_TOLERANCE = 0.03
 PEAK_TOLERANCE = 0.10  # by which the planned peak may be too low
+WHOLE = 0.05  # of the peak memory: above it an array that is whole against the plan is a flag
 PEAK_SCRATCH = 0.001  # of the memory limit: a TPU program needs some MB of its own, however small the step
 
 _REPORT = "Report it with the plan; another scheme (schemes=) may do until it is repaired."
@@ -91,8 +93,9 @@ class Verification:
         return verification_table(self)
 
 
-def verdict(plan: Plan, program: Program) -> Verification:
-    """Holds a plan against the program that was compiled from it."""
+def verdict(plan: Plan, program: Program, never_whole: Mapping[Key, str] | None = None) -> Verification:
+    """Holds a plan against the program that was compiled from it. never_whole: what the plan keeps split
+    everywhere (see `planner.whole`); where it is not given, nothing is looked for."""
     planned = planned_moves(plan.collectives, plan.mesh)
     compiled = compiled_moves(program.collectives, plan.mesh)
     rows = match(planned, compiled)
@@ -110,6 +113,7 @@ def verdict(plan: Plan, program: Program) -> Verification:
     flops = Compared(plan.flops, program.flops)
     flags = (
         *_arguments(plan, program),
+        *_replicated(program, never_whole or {}),
         *_traffic(rows, wire, by_axes),
         *_work(flops),
         *_peak(plan, held.peak),
@@ -144,15 +148,32 @@ def _arguments(plan: Plan, program: Program) -> Iterator[Flag]:
             f"{leaf.path} ({memory(leaf.bytes)}) is donated, but its memory is used for no result.",
             "Return a value of its shape, dtype and spec in its place, or leave it out of donate_argnums.",
         )
-    for index, result in program.partners.items():
-        enters, leaves = plan.arguments[index], plan.results[result]
-        if enters.spec != leaves.spec:
-            yield Flag(
-                "second compile",
-                f"{enters.path} enters the step under another spec than {leaves.path} leaves it, so that the "
-                "second step would compile again, or move it first.",
-                "Plan again with this version.",
-            )
+    for index, how in program.moved.items():
+        enters, leaves = plan.arguments[index], plan.results[program.partners[index]]
+        yield Flag(
+            "second compile",
+            f"{leaves.path}, which becomes {enters.path} of the next step, has {how}, so that the next step "
+            "moves it first, or is compiled again.",
+            "Plan again with this version; if it stays so, report it with the plan.",
+        )
+
+
+def _replicated(program: Program, never_whole: Mapping[Key, str]) -> Iterator[Flag]:
+    for (shape, source), count in Counter(program.remade).items():
+        at, times = f" at {source}" if source else "", f", {count} times" if count > 1 else ""
+        yield Flag(
+            "rematerialisation",
+            f"The compiler finds no way from one sharding of {shape} to the next{at}, and makes it whole on "
+            f"every device{times}.",
+            f"Pin what it is made of to one of them (pins=). {_REPORT}",
+        )
+    for one in left_whole(never_whole, program.text, WHOLE * program.peak_bytes):
+        yield Flag(
+            "whole",
+            f"{one.name}, {memory(one.bytes)} at {one.source}, is whole on every device, and was planned to "
+            "be split.",
+            f"Pin what it is made of (pins=). {_REPORT}",
+        )
 
 
 def _traffic(rows: Sequence[Row], wire: Compared, by_axes: Mapping[str, Compared]) -> Iterator[Flag]:
@@ -217,6 +238,11 @@ def _notes(plan: Plan, program: Program) -> Iterator[str]:
     if _is_cpu(plan):
         yield (
             "The peak is held against the memory limit only: a CPU's compiler reuses memory less than others."
+        )
+    if program.deaf:
+        yield (
+            "The compiler's warnings are off, so what it makes whole only to change a sharding is not seen: "
+            f"{program.deaf} before jax is imported."
         )
     if any(one.times is None for one in program.collectives):
         yield "A loop whose length cannot be read from the program counts as one run."

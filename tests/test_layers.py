@@ -20,6 +20,7 @@ FLOORS = (
     (
         (
             "planner.candidates",
+            "planner.crowded",
             "planner.describe",
             "planner.hlo",
             "planner.hlo_flops",
@@ -35,6 +36,8 @@ FLOORS = (
             "planner.storage",
             "planner.trouble",
             "planner.verdict",
+            "planner.whole",
+            "planner.windowed",
         ),
     ),
     (

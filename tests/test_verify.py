@@ -19,16 +19,23 @@ from steps import MESHES
 from test_schemes import SMALL, step
 
 import planner
+from meshes.devices import jax_mesh
 from meshes.machine import load_machine
+from meshes.mesh import mesh_of
 from planner import verdict as verdicts
-from planner.compiled import devices_of
+from planner.apply import apply
+from planner.compiled import compile_step, devices_of
 from planner.errors import InputError, PlanFileError
+from planner.graph.graph import Site
 from planner.hlo_flops import matmul_flops
+from planner.jax_compat import trace_step
 from planner.matching import Moved, Row, match
 from planner.plans import Plan
 from planner.program import Program
 from planner.report.tables import console
+from planner.trace import build_graph
 from planner.verdict import Verification, verdict
+from planner.whole import never_whole
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -92,6 +99,69 @@ def test_an_axis_that_is_swapped_is_caught(plan: Plan):
     assert {flag.kind for flag in found.flags} & {"missing", "unplanned"}
 
 
+def chain(state, x):
+    hidden = jnp.tanh(x @ state["w"])
+    wave = jnp.sin(hidden)
+    return {"w": state["w"] - 0.1 * (x.T @ wave)}, jnp.mean(wave)
+
+
+CHAIN = {"w": f32(64, 64)}, f32(64, 64)
+
+
+def line(number: int) -> str:
+    """One of the lines of `chain`, as flags name it."""
+    return f"{pathlib.Path(__file__).name}:{chain.__code__.co_firstlineno + number}"
+
+
+def chain_plan() -> Plan:
+    return planner.plan(chain, *CHAIN, machine="cpu:8", mesh={"x": 2, "y": 2, "z": 2}, schemes=["data"])
+
+
+def with_spec(plan: Plan, primitive: int, *specs: Any) -> Plan:
+    """The plan with other specs for the result of an equation at the top."""
+    sites = {s: v for s, v in plan.sites.items() if (s.kind, s.path, s.eqn) != ("out", (), primitive)}
+    return dataclasses.replace(plan, sites={**sites, Site("out", (), primitive, 0): specs})
+
+
+def test_a_step_that_must_make_an_array_whole_to_change_its_sharding_is_caught():
+    broken = with_spec(chain_plan(), 1, ((), ("x",)), (("y", "x"), ()))
+    found = planner.verify(broken, chain, *CHAIN)
+    flags = [flag.what for flag in found.flags if flag.kind == "rematerialisation"]
+    assert (
+        "The compiler finds no way from one sharding of f32[64,32] to the next at "
+        f"{line(1)}, and makes it whole on every device."
+    ) in flags
+    assert found.notes[0].startswith("1 arguments, 16.0 KiB on each device, are kept whole, as planned")
+
+
+def test_an_array_that_is_left_whole_is_caught():
+    plan = chain_plan()
+    whole = {s: (((), ()),) for s, specs in plan.sites.items() if specs == ((("x", "y", "z"), ()),)}
+    spoiled = dataclasses.replace(plan, sites={**plan.sites, **whole})
+    traced = trace_step(chain, CHAIN)
+    step = apply(spoiled, traced, jax_mesh(mesh_of(load_machine("cpu:8"), plan.mesh)))
+    never = never_whole(build_graph(traced), plan)
+    assert set(never.values()) == {f"dot_general ({line(1)})", f"sin ({line(2)})"}
+    found = verdict(plan, compile_step(step, "spoiled"), never)
+    assert {flag.what for flag in found.flags if flag.kind == "whole"} == {
+        f"{name} ({at}), 16.0 KiB at {at}, is whole on every device, and was planned to be split."
+        for name, at in (("dot_general", line(1)), ("sin", line(2)))
+    }
+    right = compile_step(apply(plan, traced, step.mesh), "as planned")
+    assert verdict(plan, right, never).flags == ()
+
+
+def test_a_result_that_cannot_be_the_next_argument_is_caught_and_a_good_one_compiles_once():
+    plan = chain_plan()
+    assert planner.verify(plan, chain, *CHAIN, donate_argnums=()).flags == ()
+    results = (dataclasses.replace(plan.results[0], spec=(("x",), ())), *plan.results[1:])
+    found = planner.verify(dataclasses.replace(plan, results=results), chain, *CHAIN, donate_argnums=())
+    assert [flag.what for flag in found.flags if flag.kind == "second compile"] == [
+        "result.0.w, which becomes state.w of the next step, has P('x', None) instead of P(None, None), so "
+        "that the next step moves it first, or is compiled again."
+    ]
+
+
 def scanned(weights, x):
     def loss(weights):
         h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)
@@ -143,10 +213,21 @@ REPORT = "Report it with the plan; another scheme (schemes=) may do until it is 
 
 def test_what_is_said_of_numbers_that_differ():
     plan = dataclasses.replace(make_plan(), machine="tpu_v5e:2x4", limit_bytes=14.4e9)
-    found = verdict(plan, program(temporary_bytes=3e9, partners={0: 0, 1: 3}))
+    made = program(
+        temporary_bytes=3e9,
+        partners={0: 0, 1: 3},
+        moved={1: "P('x') instead of P()"},
+        remade=(("f32[8,16]", "train.py:9"), ("f32[8,16]", "train.py:9"), ("f32[4]", "")),
+    )
+    found = verdict(plan, made)
     assert [str(flag) for flag in found.flags] == [
-        "state.params.layers.1.w1 enters the step under another spec than state.params.out.b leaves it, so "
-        "that the second step would compile again, or move it first. Plan again with this version.",
+        "state.params.out.b, which becomes state.params.layers.1.w1 of the next step, has P('x') instead of "
+        "P(), so that the next step moves it first, or is compiled again. Plan again with this version; if "
+        "it stays so, report it with the plan.",
+        "The compiler finds no way from one sharding of f32[8,16] to the next at train.py:9, and makes it "
+        f"whole on every device, 2 times. Pin what it is made of to one of them (pins=). {REPORT}",
+        "The compiler finds no way from one sharding of f32[4] to the next, and makes it whole on every "
+        f"device. Pin what it is made of to one of them (pins=). {REPORT}",
         "all_reduce over data, at train.py:12 is planned and not compiled: 42.5 MB a step, 100.0% of all "
         f"that is sent. {REPORT}",
         f"Each device sends 0 B where 42.5 MB were planned (-100.0%). {REPORT}",
