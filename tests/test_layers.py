@@ -20,6 +20,7 @@ FLOORS = (
     (
         (
             "planner.candidates",
+            "planner.compiler_log",
             "planner.crowded",
             "planner.describe",
             "planner.hlo",
