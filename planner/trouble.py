@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from meshes.machine import Machine, load_machine
 from meshes.mesh import LogicalMesh, preferred_meshes
 from planner.cost.problem import Problem, Usage, peak_of
+from planner.crowded import Crowd, crowd_of, crowd_words, pins_in_the_way
 from planner.errors import InfeasibleError, InputError
 from planner.graph.coarsen import Coarse, Node, Port
 from planner.graph.graph import Graph
@@ -42,15 +43,19 @@ def does_not_fit(
     peak, limit = best.choice.peak, best.tables.problem.usage_limit
     held = memory_at_peak(decided, found.sorts)
     parts = ", ".join(f"{kind} {memory(count)}" for kind, count in sorted(held.items(), key=lambda i: -i[1]))
+    pins = request.pins if request else {}
+    crowd = crowd_of(graph, coarse, best.tables, pins)
+    in_the_way = f" {crowd_words(graph, coarse, crowd)}" if crowd else ""
     remedies = [
         *_fraction(peak, machine, memory_fraction),
+        *_pins(decided, machine, request, crowd),
         *_batch(decided, machine, limit),
         *_devices(graph, coarse, machine, memory_fraction, peak / limit, request),
     ] or [f"devices with {math.ceil(peak / memory_fraction)} bytes of memory each"]
     return InfeasibleError(
         f"No plan fits: the leanest one found needs {memory(peak)} per device on {machine.name}, "
         f"{memory(peak - limit)} ({peak - limit:.0f} bytes) more than the limit of {memory(limit)} "
-        f"({parts}). "
+        f"({parts}).{in_the_way} "
         f"What would make it fit: {'; or '.join(remedies)}."
     )
 
@@ -58,6 +63,21 @@ def does_not_fit(
 def _fraction(peak: float, machine: Machine, fraction: float) -> list[str]:
     wanted = math.ceil(100 * peak / machine.memory_bytes) / 100
     return [f"memory_fraction={wanted:.2f} instead of {fraction:g}"] if wanted <= 1 else []
+
+
+def _pins(decided: Decided, machine: Machine, request: Request | None, crowd: Crowd | None) -> list[str]:
+    """The fewest pins without which a plan was found."""
+    if request is None or crowd is None or not crowd.gain:
+        return []
+    graph, coarse, mesh = decided.graph, decided.coarse, decided.tables.network.mesh
+    gone = pins_in_the_way(graph, coarse, crowd)
+    rest = {node: spec for node, spec in request.pins.items() if node not in gone}
+    asked = dataclasses.replace(request, pins=rest, seconds=_SECONDS, every_scheme=False)
+    if not gone or not _fits(graph, coarse, machine, mesh, asked):
+        return []
+    names = [graph.values[coarse.nodes[node].outputs[0].value].name for node in gone]
+    others = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
+    return [f"no pin on {names[0]}{others}"]
 
 
 def _batch(decided: Decided, machine: Machine, limit: float) -> list[str]:

@@ -111,3 +111,47 @@ def test_the_bytes_that_are_short_are_those_of_the_limit():
     limit = 0.9 * 1000.0
     enough = dataclasses.replace(machine, memory_bytes=(limit + missing + 1) / 0.9)
     assert planner.plan(sgd_step, *sgd_args(), machine=enough, mesh={"x": 8}).peak_bytes > limit
+
+
+def in_the_way(message: str) -> str:
+    (sentence,) = re.findall(r"On the mesh .*? however they are sharded: .*?\.(?= What)", message)
+    return sentence
+
+
+def test_the_fewest_values_that_cannot_be_held_together_are_named(too_large):
+    """Six arrays of 0.5 GiB a device and one gradient: without any of them the rest are within 3.20 GiB."""
+    sentence = in_the_way(too_large)
+    assert sentence.startswith("On the mesh x=8, these take 3.50 GiB at the same time, ")
+    assert "state.{mean,params,square}.{w1,w2} x6 (3.00 GiB)" in sentence
+    assert len(re.findall(r"\([\d.]+ [GM]iB\)", sentence)) == 2
+
+
+def test_a_pin_that_is_in_the_way_is_named_with_its_bytes_and_can_be_left_out():
+    args = adam_args(inputs=2**15, hidden=2**15, outputs=2**15)
+    pins = {"state.mean.w1": (None, None), "batch.x": ("x", None), "state.square.w1": ("x", None)}
+    choices = {"machine": "tpu_v5e:2x4", "mesh": {"x": 8}, "memory_fraction": 0.4}
+    message = refused(adam_step, args, pins=pins, **choices)
+    assert "state.mean.w1 pinned to P(-, -) (4.00 GiB)" in in_the_way(message)
+    assert "square.w1 pinned" not in message
+    assert "no pin on state.mean.w1" in remedies(message)
+    del pins["state.mean.w1"]
+    plan = planner.plan(adam_step, *args, pins=pins, **choices)
+    assert plan.peak_bytes <= plan.limit_bytes
+
+
+def test_only_as_many_pins_are_to_blame_as_have_to_go():
+    args = adam_args(inputs=2**15, hidden=2**15, outputs=2**15)
+    pins = {f"state.{kind}.w1": (None, None) for kind in ("mean", "params", "square")}
+    choices = {"machine": "tpu_v5e:2x4", "mesh": {"x": 8}, "memory_fraction": 0.8}
+    message = refused(adam_step, args, pins=pins, **choices)
+    ((first, more),) = re.findall(r"no pin on state\.(\w+)\.w1(?: and (\d+) more like it)?", message)
+    assert (first, more) == ("mean", "")
+    del pins["state.mean.w1"]
+    assert planner.plan(adam_step, *args, pins=pins, **choices).peak_bytes <= 0.8 * 16 * 2**30
+
+
+def test_pins_that_are_not_in_the_way_are_not_blamed():
+    pins = {"batch.x": ("x", None), "state.params.w1": ("x", None)}
+    message = refused(adam_step, LARGE, machine="tpu_v5e:2x4", mesh={"x": 8}, memory_fraction=0.2, pins=pins)
+    assert "pin" not in message.partition("What would make it fit")[2]
+    assert "pinned" not in message
