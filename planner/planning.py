@@ -93,10 +93,11 @@ def _way(source: Spec, target: Spec, sizes: Mapping[str, int]) -> tuple[Spec, ..
 def transfers(decided: Decided) -> Iterator[Transfer]:
     """Every collective of the step, in no order."""
     tables = decided.tables
-    sums = [
-        tuple(finishes(node, decided.graph, strategy, tables.network))
-        for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True)
-    ]
+    primitive = {op.id: op.primitive for op in decided.graph.ops}
+    sums = []
+    for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
+        name = primitive[node.ops[0]] if node.ops else ""
+        sums.append(tuple(finishes(node, name, decided.graph, strategy, tables.network)))
     for node, found in enumerate(sums):
         yield from remaining(sums[tables.joined[node]], found) if node in tables.joined else found
     for link in decided.coarse.links:
@@ -114,8 +115,8 @@ def collectives(decided: Decided) -> tuple[Collective, ...]:
             kind=t.kind,
             axes=t.axes,
             bytes=t.bytes,
-            wire_bytes=network.wire_bytes(t.kind, t.axes, t.bytes),
-            seconds=network.seconds(t.kind, t.axes, t.bytes),
+            wire_bytes=network.wire_bytes(t),
+            seconds=network.run_seconds(t),
             times=t.times,
             value=decided.graph.values[t.value].name,
             source=source.get(t.value, ""),
@@ -128,7 +129,7 @@ def collectives(decided: Decided) -> tuple[Collective, ...]:
 def wire_bytes(decided: Decided) -> float:
     """Bytes each device sends in a step."""
     network = decided.tables.network
-    return sum(t.times * network.wire_bytes(t.kind, t.axes, t.bytes) for t in transfers(decided))
+    return sum(t.times * network.wire_bytes(t) for t in transfers(decided))
 
 
 def communication_seconds(decided: Decided) -> float:

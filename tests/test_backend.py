@@ -1,11 +1,13 @@
 """What the compilers of CPUs and TPUs make of planned collectives, as the cost model says it."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
 from pipeline import graph_of, network_of, stages_of
 
-from planner.cost.backend import rounded_reads
+from planner.cost.backend import Partial, rounded_reads, tpu_sums
 from planner.cost.traffic import row_of
 from planner.graph.graph import Value
 from planner.planning import Decided, transfers
@@ -105,3 +107,69 @@ def test_sums_that_are_only_added_are_finished_as_one():
     choice[second] = 0
     apart = Decided(stages.graph, stages.coarse, stages.tables, choice)
     assert len([t for t in transfers(apart) if t.kind == "all_reduce"]) == 2
+
+
+def written(shape, places, *, itemsize=4, sizes=None, whole=(0, 1), hiding=0.0, idle=(), link=90e9):
+    """(kind, axes) of what a TPU makes of a sum over `places`; on 4 x 4 devices if nothing else is said."""
+    size = math.prod(shape) * itemsize
+    partial = Partial(shape, itemsize, size, frozenset(whole), hiding, idle)
+    return [(kind, axes) for kind, axes, _, _ in tpu_sums(partial, places, sizes or {"x": 4, "y": 4}, link)]
+
+
+@pytest.mark.parametrize(
+    ("group", "shape", "dim", "itemsize", "kept"),
+    [
+        (4, (32, 128), 0, 4, False),
+        (4, (32, 256), 0, 4, True),
+        (4, (64, 16), 0, 4, True),
+        (4, (256, 32), 0, 4, False),
+        (4, (512, 32), 0, 4, True),
+        (4, (512, 32), 0, 2, False),
+        (2, (1024, 64), 0, 2, True),
+        (4, (64, 256), 1, 4, False),
+        (4, (256, 32), 1, 4, True),
+        (8, (384, 64), 1, 4, False),
+        (8, (64, 96), 1, 2, True),
+        (8, (768, 64), 0, 4, False),
+    ],
+)
+def test_a_tpu_scatters_even_numbers_of_tiles(group, shape, dim, itemsize, kept):
+    """As compiled: the sum of a matmul's results of this shape over a part of 16 devices."""
+    sizes = {"x": group, "y": 16 // group}
+    found = written(shape, {dim: ("x",)}, itemsize=itemsize, sizes=sizes)
+    assert found == [("reduce_scatter" if kept else "all_reduce", ("x",))]
+
+
+def test_a_tpu_scatters_over_no_whole_slice_and_onto_no_two_dims():
+    both = ("x", "y")
+    assert written((768, 768), {0: both}) == [("all_reduce", both)]
+    assert written((768, 768), {0: ("x",), ALL_REDUCE: ("y",)}) == [
+        ("reduce_scatter", ("x",)),
+        ("all_reduce", ("y",)),
+    ]
+    assert written((768, 768), {0: ("x",), 1: ("y",)}) == [("all_reduce", both)]
+    assert written((768, 768), {ALL_REDUCE: both}) == [("all_reduce", both)]
+
+
+@pytest.mark.parametrize(
+    ("count", "itemsize", "rows"), [(16, 2, 512), (8, 2, 1024), (4, 2, 2048), (8, 4, 2048)]
+)
+def test_a_tpu_loops_where_a_matmul_hides_the_permutes(count, itemsize, rows):
+    """As compiled for v5e, [rows, 256] x [rows, 256] on each device: a loop from so many rows on, and none
+    with half as many. It sends one part more than there are devices."""
+
+    def found(rows):
+        size, sizes = 256 * 256 * itemsize, {"x": count, "y": 16 // count}
+        hiding = 2 * rows * 256 * 256 / 197e12
+        partial = Partial((256, 256), itemsize, size, frozenset({0, 1}), hiding, ())
+        return list(tpu_sums(partial, {0: ("x",)}, sizes, 90e9))
+
+    assert found(rows) == [("reduce_scatter", ("x",), 256 * 256 * itemsize, (count + 1) / (count - 1))]
+    (half,) = found(rows // 2)
+    assert half[-1] == 1
+
+
+def test_idle_axes_of_a_matmul_take_parts_of_a_scattered_sum():
+    """As compiled on 4 x 4 devices, y idle: an all-reduce of a quarter over x, and a permute of it."""
+    found = written((768, 3072), {0: ("x",)}, hiding=1e-9, idle=("y",))
+    assert found == [("all_reduce", ("x",)), ("permute", ("x", "y"))]

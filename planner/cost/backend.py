@@ -5,18 +5,33 @@ the machine writes for it. Each rule stands here once, with what it was read fro
 
 CPU     A reduce-scatter is an all-reduce of which every device keeps a slice. The all-reduces for a sum over
         several dims, one for each, are not joined.
-TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 and v5p:2x2x2:
+TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 and v5p:2x2x2, some 500 of
+        them with one op each:
         - float32 operands of matmuls and convolutions of default precision are rounded to bfloat16 first,
           and moved so, also through the slices of a scan, transposes and reshapes; sums stay float32.
         - A vector is gathered by an all-gather if each device holds whole rows of 128 elements, else by an
           all-reduce of the vector with zeros in the other devices' places.
+        - A reduce-scatter stays one if its groups are not all devices and each part is an even number of
+          tiles (8 rows of 128 elements; see `_even_tiles`); else it is an all-reduce of the whole.
+        - A reduce-scatter of a matmul's sums over more than two devices, onto a dim that nothing else splits,
+          becomes a loop of permutes around the matmul's parts if the parts take long enough to hide them.
+          Each device passes on n + 1 parts of n, where a ring passes on n - 1.
+        - Sums scattered onto two dims are an all-reduce of the whole.
+        - Axes that a matmul leaves idle take parts of the dim that its sums are scattered onto; each group
+          sums its part, and permutes bring the parts to their places.
 """
 
+import dataclasses
+import itertools
+import math
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 
 from planner.graph.graph import Graph, Op
+from planner.sharding.spec import ways
+from planner.sharding.strategy import ALL_REDUCE
 
-LANES = 128
+LANES, SUBLANES = 128, 8
 _ROUNDING = frozenset({"dot_general", "conv_general_dilated"})
 _PASSING = frozenset({"scan_slice", "transpose", "reshape"})
 
@@ -50,3 +65,76 @@ def rounded_reads(graph: Graph, chip_kind: str) -> frozenset[tuple[int, int]]:
                 if value is not None and graph.values[value].dtype == "float32"
             )
     return frozenset(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """A sum that is not finished, as it is on one device.
+
+    shape, itemsize, bytes: of the array. whole: the dims that no axis splits. hiding: seconds of the matmul
+    that makes it, behind which a loop could hide its permutes; 0 if no matmul does. idle: the axes that the
+    op leaves unused.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    bytes: float
+    whole: frozenset[int]
+    hiding: float
+    idle: tuple[str, ...]
+
+
+Written = tuple[str, tuple[str, ...], float, float]  # kind, axes, bytes, times what a ring sends
+
+
+def tpu_sums(
+    partial: Partial, places: Mapping[int, tuple[str, ...]], sizes: Mapping[str, int], link: float
+) -> Iterator[Written]:
+    """The collectives that a TPU finishes a partial sum with. places: the axes to sum over, by the dim of the
+    result that they are scattered onto, or ALL_REDUCE. link: bytes/s that a device sends both ways round."""
+    summed = tuple(axis for axis in sizes if any(axis in axes for axes in places.values()))
+    scattered = [dim for dim in places if dim != ALL_REDUCE]
+    if len(scattered) != 1:
+        yield "all_reduce", summed, partial.bytes, 1.0
+        return
+    (dim,), rest = scattered, places.get(ALL_REDUCE, ())
+    axes, kept = places[dim], partial.bytes
+    count = ways(axes, sizes)
+    if partial.hiding and not rest and partial.idle and ways(partial.idle, sizes) % count == 0:
+        yield "all_reduce", axes, kept / count, 1.0
+        yield "permute", (*axes, *partial.idle), kept / count, 1.0
+        return
+    alone = dim in partial.whole and not rest and count > 2
+    if alone and partial.hiding > 2 * kept / link / count:
+        yield "reduce_scatter", axes, kept, (count + 1) / (count - 1)
+    elif count == ways(tuple(sizes), sizes) or not _even_tiles(partial, dim, count):
+        yield "all_reduce", axes, kept, 1.0
+    else:
+        yield "reduce_scatter", axes, kept, 1.0
+    if rest:
+        yield "all_reduce", rest, kept / count, 1.0
+
+
+def _even_tiles(partial: Partial, dim: int, count: int) -> bool:
+    """Whether the parts of a sum scattered onto a dim lie in even numbers of tiles.
+
+    The array lies in memory so that its parts fill the fewest tiles: some dim along the lanes, another along
+    the sublanes; as it stands where that makes no difference.
+    """
+    shard = [extent // count if d == dim else extent for d, extent in enumerate(partial.shape)]
+    if len(shard) < 2:
+        return False
+    orders = sorted(itertools.permutations(range(len(shard)), 2), key=lambda order: order[::-1], reverse=True)
+    orders.sort(key=lambda order: order != (len(shard) - 2, len(shard) - 1))
+    row, lane = min(orders, key=lambda order: _padded(shard, *order))
+    if lane == dim:
+        return shard[dim] * partial.itemsize % (4 * LANES) == 0
+    if row != dim or shard[dim] > SUBLANES:
+        return True
+    return shard[dim] == SUBLANES and _padded(shard, row, lane) // (SUBLANES * LANES) % 2 == 0
+
+
+def _padded(shard: list[int], row: int, lane: int) -> int:
+    """Elements in memory, whole tiles counted."""
+    extra = {row: SUBLANES, lane: LANES}
+    return math.prod(math.ceil(n / extra.get(d, 1)) * extra.get(d, 1) for d, n in enumerate(shard))

@@ -22,7 +22,7 @@ from planner.graph.coarsen import Coarse
 from planner.graph.graph import Graph
 
 _ADDING = frozenset({"add", "add_any"})
-_PASSING = frozenset({"convert_element_type", "reshape", "transpose"})
+_PASSING = frozenset({"reshape", "transpose"})  # a conversion between them keeps sums apart
 
 
 def joined_sums(graph: Graph, coarse: Coarse) -> dict[int, int]:
@@ -47,7 +47,7 @@ def remaining(first: Sequence[Transfer], second: Sequence[Transfer]) -> Sequence
 
 
 def _what(one: Transfer) -> tuple:
-    return one.kind, one.axes, one.bytes, one.times
+    return one.kind, one.axes, one.bytes, one.times, one.ring
 
 
 def joint_costs(

@@ -158,7 +158,9 @@ class _Build:
             found = found[::-1]
         primitive = self.primitive[node.ops[0]] if node.ops else ""
         work = work_seconds(node, primitive, graph, found, self.network.machine, sizes)
-        sums = tuple(tuple(finishes(node, graph, s, self.network)) if s.split else () for s in found)
+        sums = tuple(
+            tuple(finishes(node, primitive, graph, s, self.network)) if s.split else () for s in found
+        )
         outputs = tuple(_port_specs([result_spec(p.dims, s) for s in found]) for p in node.outputs)
         return NodeTable(
             strategies=found,

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from meshes import collectives
 from meshes.machine import Machine
@@ -18,13 +18,14 @@ from planner.sharding.strategy import ALL_REDUCE, Strategy, spec_of
 @dataclasses.dataclass(frozen=True)
 class Transfer:
     """One collective: kind, axes, bytes of the array that one group holds (sent bytes for a permute), runs in
-    a step."""
+    a step. ring: bytes sent, as a multiple of what a ring sends."""
 
     kind: str
     axes: tuple[str, ...]
     bytes: float
     times: float
     value: int
+    ring: float = 1.0
 
 
 class Network:
@@ -36,6 +37,8 @@ class Network:
         self._emulated = {"reduce_scatter": "all_reduce"} if machine.chip.kind == "cpu" else {}
         self.joins = machine.chip.kind != "cpu"
         self.joins_added = machine.chip.kind == "tpu"
+        oneway = machine.chip.numbers.get("ici_bandwidth_bytes_per_s_oneway_per_link", 0.0)
+        self.link = 2 * oneway / machine.chip.devices_per_chip
         self.seconds = functools.cache(self._seconds)
 
     def move(self, kind: str, axes: tuple[str, ...], count: float, row: int) -> tuple[str, float]:
@@ -47,13 +50,18 @@ class Network:
     def _seconds(self, kind: str, axes: tuple[str, ...], count: float) -> float:
         return collectives.seconds(self.machine, self.mesh, self._emulated.get(kind, kind), axes, count)
 
-    def wire_bytes(self, kind: str, axes: tuple[str, ...], count: float) -> float:
-        """Bytes each device sends."""
-        return collectives.wire_bytes(self._emulated.get(kind, kind), ways(axes, self.sizes), count)
+    def wire_bytes(self, one: Transfer) -> float:
+        """Bytes each device sends in one run."""
+        kind, group = self._emulated.get(one.kind, one.kind), ways(one.axes, self.sizes)
+        return one.ring * collectives.wire_bytes(kind, group, one.bytes)
+
+    def run_seconds(self, one: Transfer) -> float:
+        """Seconds of one run."""
+        return self.seconds(one.kind, one.axes, one.ring * one.bytes)
 
     def price(self, transfers: Iterable[Transfer]) -> float:
         """Seconds of collectives that run one after the other."""
-        return sum(t.times * self.seconds(t.kind, t.axes, t.bytes) for t in transfers)
+        return sum(t.times * self.run_seconds(t) for t in transfers)
 
 
 def finishes(node: Node, graph: Graph, strategy: Strategy, network: Network) -> Iterator[Transfer]:
@@ -64,7 +72,6 @@ def finishes(node: Node, graph: Graph, strategy: Strategy, network: Network) -> 
         whole = graph.values[total.value].bytes
         if not axes or whole <= graph.values[total.value].itemsize:
             continue  # XLA combines the sums of scalars into one collective; nothing to choose by
-        kept = whole / pieces(spec_of(total.dims, strategy), sizes)
         places: dict[int, tuple[str, ...]] = {}
         for axis in axes:
             place = strategy.finish.get(axis, ALL_REDUCE)
