@@ -56,12 +56,13 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes per device of the program, and its peak beside the plan's; kinds: the plan's, at its peak."""
+    """Bytes per device, planned and compiled. aliases: of the outputs that are written into arguments;
+    temporaries: all else; kinds: what the plan holds at its peak."""
 
-    arguments: float
-    outputs: float
-    aliases: float
-    temporaries: float
+    arguments: Compared
+    outputs: Compared
+    aliases: Compared
+    temporaries: Compared
     peak: Compared
     kinds: Mapping[str, float]
 
@@ -102,14 +103,7 @@ def verdict(plan: Plan, program: Program, never_whole: Mapping[Key, str] | None 
     mine, theirs = _sent(planned), _sent(compiled)
     wire = Compared(sum(mine.values()), sum(theirs.values()))
     by_axes = {axes: Compared(mine[axes], theirs[axes]) for axes in sorted({**mine, **theirs})}
-    held = Memory(
-        arguments=program.argument_bytes,
-        outputs=program.output_bytes,
-        aliases=program.alias_bytes,
-        temporaries=program.temporary_bytes,
-        peak=Compared(plan.peak_bytes, program.peak_bytes),
-        kinds=plan.memory,
-    )
+    held = _memory(plan, program)
     flops = Compared(plan.flops, program.flops)
     flags = (
         *_arguments(plan, program),
@@ -128,6 +122,19 @@ def verdict(plan: Plan, program: Program, never_whole: Mapping[Key, str] | None 
         flags=flags,
         notes=tuple(_notes(plan, program)),
         seconds=program.seconds,
+    )
+
+
+def _memory(plan: Plan, program: Program) -> Memory:
+    arguments, outputs = (sum(leaf.bytes for leaf in leaves) for leaves in (plan.arguments, plan.results))
+    aliases = sum(plan.arguments[i].bytes for i in program.donated if i in program.partners)
+    return Memory(
+        arguments=Compared(arguments, program.argument_bytes),
+        outputs=Compared(outputs, program.output_bytes),
+        aliases=Compared(aliases, program.alias_bytes),
+        temporaries=Compared(plan.peak_bytes - arguments - outputs + aliases, program.temporary_bytes),
+        peak=Compared(plan.peak_bytes, program.peak_bytes),
+        kinds=plan.memory,
     )
 
 

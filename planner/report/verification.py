@@ -8,13 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from planner.matching import AS_PLANNED, Moved, Row
+from planner.matching import AS_PLANNED, SCALARS, Moved, Row
 from planner.report.groups import common, starred
 from planner.report.tables import columns, paragraph
 from planner.report.units import duration, memory, traffic
 from planner.verdict import Compared, Verification
 
 _ROWS = 40  # of the collectives; what is left out is summed up in the last row
+_ORDER = {AS_PLANNED: 1, SCALARS: 2}  # after what is not as planned
 
 
 def verification_table(found: Verification) -> RenderableType:
@@ -59,10 +60,10 @@ def as_json(found: Verification) -> dict[str, Any]:
         "wire_bytes_by_axes": {axes: compared(one) for axes, one in found.wire_by_axes.items()},
         "flops": compared(found.flops),
         "memory": {
-            "arguments": found.memory.arguments,
-            "outputs": found.memory.outputs,
-            "aliases": found.memory.aliases,
-            "temporaries": found.memory.temporaries,
+            "arguments": compared(found.memory.arguments),
+            "outputs": compared(found.memory.outputs),
+            "aliases": compared(found.memory.aliases),
+            "temporaries": compared(found.memory.temporaries),
             "peak": compared(found.memory.peak),
             "planned_kinds": dict(found.memory.kinds),
         },
@@ -78,7 +79,7 @@ def _collectives(rows: Sequence[Row]) -> Table:
     for row in rows:
         one = row.either
         groups.setdefault((row.status, one.kind, one.axes, starred(one.value), one.bytes), []).append(row)
-    order = sorted(groups.values(), key=lambda same: (same[0].status == AS_PLANNED, -_most(same)))
+    order = sorted(groups.values(), key=lambda same: (_ORDER.get(same[0].status, 0), -_most(same)))
     table = columns(
         "collectives, planned and compiled",
         what="left",
@@ -118,33 +119,28 @@ def _numbers(found: Verification) -> Table:
         ("sent", found.wire, traffic),
         *((f"sent over {axes}", one, traffic) for axes, one in found.wire_by_axes.items()),
         ("FLOPs of matmuls", found.flops, lambda count: f"{count:.4g}"),
-        ("peak memory", found.memory.peak, memory),
     ]
     for what, one, unit in lines:
-        table.add_row(what, unit(one.planned), unit(one.compiled), f"{100 * one.excess:+.1f}%")
+        table.add_row(what, unit(one.planned), unit(one.compiled), _difference(one))
     return table
 
 
 def _memory(found: Verification) -> Table:
-    """The plan's kinds of memory on the left, the compiler's on the right: they cut the same bytes in
-    different ways."""
+    """What XLA tells apart, planned and compiled; then what the plan holds at its peak, by kind."""
     held = found.memory
-    mine = [*sorted(held.kinds.items(), key=lambda item: -item[1]), ("peak", held.peak.planned)]
-    theirs = [
+    table = columns("memory per device", what="left", planned="right", compiled="right", difference="right")
+    for what, one in (
         ("arguments", held.arguments),
-        ("temporaries", held.temporaries),
         ("outputs", held.outputs),
-        ("outputs written into arguments", -held.aliases),
-        ("peak", held.peak.compiled),
-    ]
-    table = columns("memory per device", plan="left", planned="right", program="left", compiled="right")
-    for number in range(max(len(mine), len(theirs))):
-        cells = [side[number] if number < len(side) else ("", None) for side in (mine, theirs)]
-        table.add_row(*(text for name, size in cells for text in (name, _held(size))))
+        ("outputs written into arguments", held.aliases),
+        ("temporaries", held.temporaries),
+        ("peak", held.peak),
+    ):
+        table.add_row(what, memory(one.planned), memory(one.compiled), _difference(one))
+    for kind, size in sorted(held.kinds.items(), key=lambda item: -item[1]):
+        table.add_row(f"  {kind} at the plan's peak", memory(size), "", "")
     return table
 
 
-def _held(size: float | None) -> str:
-    if size is None:
-        return ""
-    return f"-{memory(-size)}" if size < 0 else memory(size)
+def _difference(one: Compared) -> str:
+    return f"{100 * one.excess:+.1f}%" if one.planned > 0 else ""
