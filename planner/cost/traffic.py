@@ -64,7 +64,9 @@ class Network:
         return sum(t.times * self.run_seconds(t) for t in transfers)
 
 
-def finishes(node: Node, graph: Graph, strategy: Strategy, network: Network) -> Iterator[Transfer]:
+def finishes(
+    node: Node, primitive: str, graph: Graph, strategy: Strategy, network: Network
+) -> Iterator[Transfer]:
     """The collectives that finish the partial sums inside a node."""
     sizes = network.sizes
     for total in node.sums:
@@ -76,13 +78,43 @@ def finishes(node: Node, graph: Graph, strategy: Strategy, network: Network) -> 
         for axis in axes:
             place = strategy.finish.get(axis, ALL_REDUCE)
             places[place] = (*places.get(place, ()), axis)
-        for place, scattered in sorted(places.items(), reverse=True):
-            if place == ALL_REDUCE:
-                for together in [scattered] if network.joins else _by_factor(scattered, total, strategy):
-                    yield Transfer("all_reduce", together, kept, total.repeat, total.value)
-            else:
-                yield Transfer("reduce_scatter", scattered, kept, total.repeat, total.value)
-                kept /= ways(scattered, sizes)
+        for kind, group, count, ring in _written(node, primitive, total, graph, strategy, places, network):
+            yield Transfer(kind, group, count, total.repeat, total.value, ring)
+
+
+def _written(
+    node: Node,
+    primitive: str,
+    total: Sum,
+    graph: Graph,
+    strategy: Strategy,
+    places: Mapping[int, tuple[str, ...]],
+    network: Network,
+) -> Iterator[backend.Written]:
+    """What finishes a partial sum. places: as for `tpu_sums`."""
+    value, sizes = graph.values[total.value], network.sizes
+    spec = spec_of(total.dims, strategy)
+    kept = value.bytes / pieces(spec, sizes)
+    if network.machine.chip.kind == "tpu":
+        is_matmul = primitive == "dot_general"
+        share = ways(tuple(a for axes in strategy.split.values() for a in axes), sizes)
+        partial = backend.Partial(
+            shape=tuple(n // ways(axes, sizes) for n, axes in zip(value.shape, spec, strict=True)),
+            itemsize=value.itemsize,
+            bytes=kept,
+            whole=frozenset(dim for dim, axes in enumerate(spec) if not axes),
+            hiding=node.flops / share / network.machine.peak_flops(value.dtype) if is_matmul else 0.0,
+            idle=tuple(a for a in sizes if not any(a in axes for axes in strategy.split.values())),
+        )
+        yield from backend.tpu_sums(partial, places, sizes, network.link)
+        return
+    for place, scattered in sorted(places.items(), reverse=True):
+        if place == ALL_REDUCE:
+            for together in [scattered] if network.joins else _by_factor(scattered, total, strategy):
+                yield "all_reduce", together, kept, 1.0
+        else:
+            yield "reduce_scatter", scattered, kept, 1.0
+            kept /= ways(scattered, sizes)
 
 
 def _by_factor(axes: tuple[str, ...], total: Sum, strategy: Strategy) -> list[tuple[str, ...]]:
