@@ -54,16 +54,18 @@ def solve(
     proposals: int | None = None,
     temperature: float = TEMPERATURE,
     blocks: float = BLOCKS,
+    randoms: int = 1,
 ) -> Choice:
     """The best choice met. starts: full choices to walk from, without any the strategies that are cheapest by
-    themselves; one at random is walked from as well. proposals: of all walks together; the answer is the same
-    for a seed and a number of proposals, if the time does not run out. temperature: in parts of the cost of
-    each start. blocks: the part of the proposals that move a block. Interrupting it (KeyboardInterrupt) gives
-    the best so far."""
+    themselves; so many at random (`randoms`) are walked from as well. proposals: of all walks together; the
+    answer is the same for a seed and a number of proposals, if the time does not run out. temperature: in
+    parts of the cost of each start. blocks: the part of the proposals that move a block. Interrupting it
+    (KeyboardInterrupt) gives the best so far."""
     began, record, draw = time.monotonic(), Record(problem), random.Random(seed)
     given = [tuple(start) for start in starts]
     given = given or [tuple(int(costs.argmin()) for costs in problem.node_costs)]
-    given.append(tuple(int(draw.random() * len(costs)) for costs in problem.node_costs))
+    for _ in range(randoms):
+        given.append(tuple(int(draw.random() * len(costs)) for costs in problem.node_costs))
     cut = ""
     for index, start in enumerate(given):
         until = began + seconds * (index + 1) / len(given)
