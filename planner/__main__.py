@@ -197,7 +197,8 @@ def _diff(values: flags.FlagValues, words: list[str]) -> Any:
 
 
 def _verify(values: flags.FlagValues, words: list[str]) -> Any:
-    from planner.compiled import expect_tpu
+    from meshes.machine import load_machine
+    from planner.compiled import devices_of, expect_tpu
     from planner.plans import load
     from planner.report.verification import as_json
     from planner.training import use_cpu_devices
@@ -205,10 +206,17 @@ def _verify(values: flags.FlagValues, words: list[str]) -> Any:
     _no_words(words)
     plan = load(values.plan) if values.plan else None
     machine = plan.machine if plan else values.machine
+    if plan and values.machine and load_machine(values.machine).name != machine:
+        raise InputError(
+            f"{values.plan} is a plan for {machine}, and --machine is {values.machine}. Leave --machine out, "
+            "or leave --plan out to plan for it."
+        )
     if machine.startswith("cpu:") and machine[4:].isdecimal():
         use_cpu_devices(int(machine[4:]))
     expect_tpu(machine)
     choices, job = _choices(values), _job(values)
+    if machine:
+        devices_of(load_machine(machine))  # before a search for a plan that could not be compiled here
     plan = plan or _plan_for(job, choices, "plan", values.out)
     found = planner.verify(plan, job.step, *job.args)
     _print(found.table())

@@ -5,6 +5,7 @@ The compiler of a TPU is the library libtpu, which needs no TPU. What it must kn
 before it is loaded, and it takes a lock on the whole machine unless it is told that several may run.
 """
 
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -74,20 +75,25 @@ def _tpu_devices(machine: Machine) -> list[Any]:
         )
     if machine.slices > 1:
         raise InputError(
-            f"{machine.name} has {machine.slices} slices, and only one can be compiled for ahead of time. "
-            f"Verify a plan for {machine.name.split('*')[0]}."
+            f"{machine.name} has {machine.slices} slices, and what a program sends between slices is not "
+            f"read yet. Verify a plan for {machine.name.split('*')[0]}."
         )
     chip, _, shape = machine.name.removeprefix("tpu_").partition(":")
     sides = (
         (*machine.shape, 1)[:3] if len(machine.shape) < 3 and chip in ("v4", "v5p", "7x") else machine.shape
     )
     name = f"{'tpu' if chip[0].isdigit() else ''}{chip}:{'x'.join(map(str, sides)) or shape}"
+    cores = (
+        {"chip_config_name": "megacore"} if chip == "v4" else {}
+    )  # two cores as one device, as jax has them
     try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
-    except Exception as error:  # whatever libtpu says about a topology it does not know
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **cores).devices)
+    except Exception as error:  # whatever libtpu says of a topology, or of a jax it does not fit
+        versions = f"libtpu {importlib.metadata.version('libtpu')} with jax {jax.__version__}"
         raise InputError(
-            f"The TPU compiler does not know {machine.name}: {str(error).splitlines()[0].rstrip('.')}. "
-            "Choose another slice."
+            f"The TPU compiler here ({versions}) has nothing for {machine.name}: "
+            f"{str(error).splitlines()[0].rstrip('.')}. Choose another slice, or install the libtpu of this "
+            "jax: `pip install 'meshwright[tpu]'`."
         ) from error
 
 

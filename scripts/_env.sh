@@ -4,7 +4,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$ROOT"
 
 # usage: make_environment FOLDER INTERPRETER EXTRA. EXTRA: run for what the library needs, test for what its tests need
-# as well. Leaves the interpreter of the environment in $PYTHON.
+# as well, tpu for the TPU compiler beside what the library needs. Leaves the interpreter of the environment in $PYTHON.
 make_environment() {
   local folder=$1 interpreter=$2 extra=$3 stamp what="."
   if ! command -v "$interpreter" >/dev/null; then

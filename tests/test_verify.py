@@ -350,11 +350,16 @@ def test_without_the_tpu_compiler_one_sentence_says_how_to_get_it(monkeypatch):
     )
 
 
+TPU_PYTHON = os.environ.get("MESHWRIGHT_TPU_PYTHON", sys.executable)
+
+
 @pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu, the extra tpu, is not installed"
+    sys.executable == TPU_PYTHON and importlib.util.find_spec("libtpu") is None,
+    reason="the TPU compiler is not installed: `pip install '.[tpu]'`, or `scripts/test --all` has its own",
 )
 def test_a_plan_for_a_tpu_is_compiled_ahead_of_time():
-    done = command("--model=mlp", "--machine=tpu_v5e:2x4", "--schemes=data", JAX_PLATFORMS="")
+    flags = "--model=mlp", "--machine=tpu_v5e:2x4", "--schemes=data"
+    done = command(*flags, python=TPU_PYTHON, JAX_PLATFORMS="")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("The plan holds, compiled for tpu_v5e:2x4, ahead of time.\n")
     assert "as planned   all_reduce" in done.stdout
@@ -384,9 +389,9 @@ def test_the_table_says_whether_it_holds(plan: Plan, good: Verification):
     assert "missing" in text_of(broken)
 
 
-def command(*words: str, **others: str) -> subprocess.CompletedProcess[str]:
+def command(*words: str, python: str = sys.executable, **others: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT), **others}
-    line = [sys.executable, "-m", "planner", "verify", *words]
+    line = [python, "-m", "planner", "verify", *words]
     return subprocess.run(line, cwd=ROOT / "tests", env=env, capture_output=True, text=True, check=False)
 
 
@@ -396,6 +401,12 @@ def test_the_command_plans_and_verifies_then_takes_a_saved_plan(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("The plan holds")
     assert json.loads(result.read_text())["holds"] is True
+    done = command("--step=command_steps:pair", f"--plan={saved}", "--machine=cpu:4")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"meshwright: {saved} is a plan for cpu:2, and --machine is cpu:4. Leave --machine out, or leave "
+        "--plan out to plan for it.\n"
+    )
     data = json.loads(saved.read_text())
     data["plan"]["flops"] *= 2
     saved.write_text(json.dumps(data))
@@ -403,3 +414,10 @@ def test_the_command_plans_and_verifies_then_takes_a_saved_plan(tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     assert "(-50.0%)" in done.stdout
     assert [flag["kind"] for flag in json.loads(result.read_text())["flags"]] == ["flops"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="the TPU compiler is installed")
+def test_the_command_says_at_once_that_there_is_no_tpu_compiler():
+    done = command("--model=mlp", "--machine=tpu_v5e:2x4", "--seconds=1000")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("meshwright: Compiling for tpu_v5e:2x4 needs the TPU compiler")
