@@ -9,6 +9,8 @@ TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 a
         them with one op each:
         - float32 operands of matmuls and convolutions of default precision are rounded to bfloat16 first,
           and moved so, also through the slices of a scan, transposes and reshapes; sums stay float32.
+        - A gathered value is kept for a later use in another nested program (the backward pass of a forward
+          pass under jit) if that is near in the graph, else it is gathered again.
         - A vector is gathered by an all-gather if each device holds whole rows of 128 elements, else by an
           all-reduce of the vector with zeros in the other devices' places.
         - A reduce-scatter stays one if its groups are not all devices and each part is an even number of
@@ -32,8 +34,15 @@ from planner.sharding.spec import ways
 from planner.sharding.strategy import ALL_REDUCE
 
 LANES, SUBLANES = 128, 8
+_FAR = 90  # 67 ops between the uses of a weight are near and 96 far, in GPTs of two layers
 _ROUNDING = frozenset({"dot_general", "conv_general_dilated"})
 _PASSING = frozenset({"scan_slice", "transpose", "reshape"})
+
+
+def shares_copies_within(chip_kind: str) -> float:
+    """How many ops may lie between two uses, in different nested programs, of a value that is moved once for
+    both."""
+    return _FAR if chip_kind == "tpu" else math.inf
 
 
 def gathers_vectors(chip_kind: str, shard: float) -> str:
