@@ -199,9 +199,11 @@ def test_the_memory_of_a_linear_layer_with_adam_by_hand(linear):
         assert held[name]["parameters"] == parameters
         assert held[name]["optimizer state"] == moments
         assert held[name]["batch"] == EXAMPLES
-    # Data parallelism has its peak where the whole gradient is there; nothing else of any size is.
-    assert linear["data"].peak_bytes == 12 * COUNT + EXAMPLES + held["data"]["gradients"]
-    assert 4 * COUNT <= held["data"]["gradients"] <= 2 * 4 * COUNT
+    # Data parallelism has its peak where the sum of the gradients is finished: it is there before and after,
+    # and so is what the gradient is made from.
+    assert held["data"]["gradients"] == 2 * 4 * COUNT
+    assert held["data"]["activations"] == 4 * BATCH * OUTPUTS / DEVICES
+    assert linear["data"].peak_bytes == sum(held["data"].values())
     # Fully sharded: the whole weight is there for the product, or the whole gradient before its sum is
     # scattered.
     rest = 12 * COUNT / DEVICES + EXAMPLES

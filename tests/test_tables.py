@@ -9,6 +9,7 @@ from small_steps import adam_args, adam_step, f32, sgd_args, sgd_step
 from test_trace import NESTED, nested
 
 import models
+from planner.cost.memory import held_values
 from planner.cost.problem import cost_of, peak_of, usage_over_time
 from planner.cost.roofline import work_seconds
 from planner.planning import Decided, communication_seconds, memory_at_peak
@@ -88,25 +89,26 @@ def test_nothing_is_split_and_every_byte_is_held_once():
     whole = [next(i for i, s in enumerate(table.strategies) if not s.split) for table in stages.tables.nodes]
     held = usage_over_time(stages.tables.problem, whole)
     arguments = sum(stages.graph.values[leaf.value].bytes for leaf in stages.graph.arguments)
+    gradients = [node for node in stages.coarse.nodes if "dot_general" in primitives(stages.graph, node)]
     last_gradient = 16 * 32 * 4
     assert held[-1] == arguments
-    update = max(node.position for node in stages.coarse.nodes if "sub" in primitives(stages.graph, node))
-    assert held[update] >= arguments + last_gradient
+    assert held[max(node.position for node in gradients)] >= arguments + last_gradient
     assert held.min() == arguments
 
 
-def test_a_donated_leaf_is_used_until_it_is_replaced_and_its_result_only_when_made():
-    stages = stages_of(sgd_step, *sgd_args(), network=network_of("cpu:8", x=8))
+@pytest.mark.parametrize("machine", ["cpu:8", "tpu_v5e:2x4"])
+def test_an_argument_is_held_all_the_time_and_what_replaces_it_never_beside_it(machine):
+    stages = stages_of(sgd_step, *sgd_args(), network=network_of(machine, x=8))
+    nodes, problem = stages.coarse.nodes, stages.tables.problem
     replaced = {leaf.value for leaf in stages.graph.results if leaf.partner is not None}
-    usages = {}
-    for usage in stages.tables.problem.node_usages:
-        usages.setdefault(usage.of, []).append(usage)
-    for node in stages.coarse.nodes:
-        for port, usage in zip(node.outputs, usages.get(node.id, []), strict=node.kind != "copy"):
-            if port.value in replaced:
-                assert (usage.first, usage.last) == (port.first, port.first + 1)
-            else:
-                assert (usage.first, usage.last) == (port.first, port.last + 1)
+    assert replaced
+    held = held_values(stages.graph, stages.coarse, stages.network.machine.chip.kind)
+    assert not replaced & set(held)
+    for usage in problem.node_usages:
+        if nodes[usage.of].kind == "leaf":
+            assert (usage.first, usage.last) == (0, problem.horizon)
+    times = {(usage.first, usage.last) for usage in problem.node_usages}
+    assert {(first, last + 1) for value, (first, last) in held.items() if value in stages.coarse.home} <= times
 
 
 def test_copies_hold_memory_on_their_edge_only(stages):

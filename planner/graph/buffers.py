@@ -1,22 +1,19 @@
-"""Buffers: which values of a step are arrays in memory, and from when to when.
+"""Buffers: which values of a step are arrays in memory, and from when to when, where the compiler fuses.
 
-A compiler fuses. A light op that reads whole arrays and writes one of them anew (element-wise, broadcast, mask,
-transpose) is done inside the ops that read it, as often as they are, so its result needs no memory; what it is
-made from is held instead, until the last of them has run. What does become an array:
+A light op that reads whole arrays and writes one of them anew (element-wise, broadcast, mask, transpose) is
+done inside the ops that read it, as often as they are, so its result needs no memory; what it is made from is
+held instead, until the last of them has run. What does become an array:
 
-    a heavy op's result, after the light ops behind it that nothing else reads (the matmul's *tail*)
-    a result of a reduction, likewise
-    what a heavy op reads that cannot make its operands on the way in (a gather, a loop, a sort), and what is
-    returned or goes in or out of a loop
-    a light op's result that would have to be made from two arrays of its size or more, unless those are held
-    as long anyway
+    a heavy op's or a reduction's result, after the light ops that alone read it, one by one: its *tail*
+    what a heavy op reads that does not make its operands on the way in, as a matmul does (a gather, a sort, a
+    loop), what goes from one loop body to another, and what is returned
+    what would have to be made from two arrays of its size, unless those are held as long anyway
 
 So the forward pass of a GELU saves the matmul's result only, LayerNorm the residual stream and two numbers a
-row, a loss its logits; gradients wait in the dtype the matmul wrote. As XLA's TPU compiler does; where a matmul
-is a call into a library (CPU, GPU), it reads and writes arrays, and has no tail.
+row, a loss its logits; a gradient waits for its update in the dtype that the matmul wrote. This is what XLA's
+TPU compiler does; the one for CPUs makes nothing again.
 """
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterator
@@ -33,28 +30,20 @@ _Sources = tuple[frozenset[int], frozenset[int]]  # arrays of a value's own size
 _NOTHING: _Sources = (frozenset(), frozenset())
 
 
-@dataclasses.dataclass(frozen=True)
-class Fusion:
-    """What a compiler fuses. matmuls: whether a matmul makes its operands on the way in, and carries on with
-    its result on the way out."""
-
-    matmuls: bool
-
-
-def buffers(graph: Graph, fusion: Fusion) -> dict[int, Interval]:
+def buffers(graph: Graph) -> dict[int, Interval]:
     """The values made in a step that are arrays in memory, each with its interval; not the step's arguments.
 
     Linear in the ops. The order is the program's; an argument that is overwritten is its owner's business.
     """
-    return _Buffers(graph, fusion).found()
+    return _Buffers(graph).found()
 
 
 class _Buffers:
     """One look at a graph: `written` values are arrays, `sources` what every value is made from where it is
     read, `until` how long an array is held."""
 
-    def __init__(self, graph: Graph, fusion: Fusion) -> None:
-        self.graph, self.fusion = graph, fusion
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
         self.elements = [math.prod(value.shape) for value in graph.values]
         self.readers: dict[int, list[Op]] = defaultdict(list)
         self.maker: dict[int, Op] = {}
@@ -74,7 +63,7 @@ class _Buffers:
         self.written: set[int] = set(self.apart)
         self.twofold: set[int] = set()
         self.sources: dict[int, _Sources] = {}
-        self.until: dict[int, int] = {}
+        self.until: dict[int, int] = dict.fromkeys(self.returned, len(graph.ops))
 
     def found(self) -> dict[int, Interval]:
         for op in self.graph.ops:
@@ -98,13 +87,9 @@ class _Buffers:
     def _read_as_arrays(self, op: Op) -> Iterator[int]:
         """The operands that an op does not make on the way in: all of a heavy op's, and those from outside
         its loop. Behind a view it is the viewed value."""
-        heavy = not op.light or op.primitive in _BORDERS
-        if op.primitive in MATMULS:
-            heavy = not self.fusion.matmuls
+        heavy = op.primitive in _BORDERS or not (op.light or op.primitive in MATMULS | _VIEWS)
         for value in op.operands:
-            if value not in self.maker:
-                continue
-            if (heavy and op.primitive not in _VIEWS) or self.maker[value].region != op.region:
+            if value in self.maker and (heavy or self.maker[value].region != op.region):
                 yield self._viewed(value)
 
     def _viewed(self, value: int) -> int:
@@ -113,8 +98,8 @@ class _Buffers:
         return value
 
     def _follow_tail(self, heavy: Op, value: int) -> None:
-        """A heavy op's result goes through the light ops that alone read it, one by one, before it is written;
-        a mere widening at the end is left to those who read it."""
+        """A heavy op's result goes through the light ops that alone read it before it is written; a mere
+        widening at the end is left to those who read it."""
         chain, end = [value], 0
         while self._goes_on(heavy, value):
             (reader,) = self.readers[value]
@@ -127,9 +112,7 @@ class _Buffers:
         self.tail.update(dict.fromkeys(chain[: end + 1], heavy))
 
     def _goes_on(self, heavy: Op, value: int) -> bool:
-        if heavy.primitive in _BORDERS or (heavy.primitive in MATMULS and not self.fusion.matmuls):
-            return False
-        if value in self.apart or len(self.readers[value]) != 1:
+        if heavy.primitive in _BORDERS or value in self.apart or len(self.readers[value]) != 1:
             return False
         (reader,) = self.readers[value]
         same = [self.elements[v] for v in reader.results] == [self.elements[value]]
@@ -146,10 +129,10 @@ class _Buffers:
                 large = operand is not None and self.elements[operand] >= self.elements[value]
                 (whole if large else smaller).update(mine)
                 smaller.update(less)
-            if value not in self.written and value not in self.tail:
-                if sum(self.elements[v] for v in whole) >= 2 * self.elements[value]:
-                    self.written.add(value)
-                    self.twofold.add(value)
+            much = sum(self.elements[v] for v in whole) >= 2 * self.elements[value]
+            if much and value not in self.written and value not in self.tail:
+                self.written.add(value)
+                self.twofold.add(value)
             if value in self.written:
                 whole, smaller = {value}, set()
             elif value in self.tail:
@@ -178,9 +161,7 @@ class _Buffers:
                 for source in self._all_sources(value):
                     self.until[source] = max(self.until.get(source, -1), self._needed_until(op, k, at))
         for value in op.results:
-            if value in self.returned:
-                self.until[value] = len(self.graph.ops)
-            elif value in self.written:
+            if value in self.written:
                 self.until.setdefault(value, at)
         if op.primitive == "loop_carry":
             self._share(op)
@@ -190,7 +171,7 @@ class _Buffers:
         return whole | smaller
 
     def _makes_again(self, op: Op, writes: list[int]) -> bool:
-        """Whether all that a light op is made from is held as long as its result would be: it is made again."""
+        """Whether what a light op is made from is held as long as its result would be: it is made again."""
         if not self.twofold.issuperset(writes):
             return False
         last = max(self.until[value] for value in writes)
@@ -212,10 +193,12 @@ class _Buffers:
         self.until.pop(inside, None)
 
     def _needed_until(self, op: Op, operand: int, at: int) -> int:
-        """What comes from outside of a loop is needed until it ends; a carry's first value is written over."""
+        """What is from outside of a loop is needed until it ends; a carry's first value is written over."""
         value = op.operands[operand]
         if op.primitive == "loop_carry":
-            return at - 1 if operand == 0 else self.position[self.maker[value].id] if value in self.maker else at
+            return (
+                at - 1 if operand == 0 else self.position[self.maker[value].id] if value in self.maker else at
+            )
         home = self.maker[value].region if value in self.maker else ()
         for depth in range(1, len(op.region) + 1):
             if op.region[:depth] != home[:depth]:
