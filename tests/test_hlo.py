@@ -79,6 +79,8 @@ def test_shard_map_scatters_even_on_cpu(line: Mesh):
         ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1':(2)2}, x", ((0, 1), (2, 3), (4, 5), (6, 7))),
         ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1':(1)2}, x", ((0, 2), (1, 3), (4, 6), (5, 7))),
         ("replica_groups=mesh['a'=2,'b'=2] {'a','b'}, x", ((0, 1, 2, 3),)),
+        ("replica_groups=mesh['data'=2,'model'=2] {'model'}, dimensions={1}", ((0, 1), (2, 3))),
+        ("replica_groups=mesh['x'=1,'y'=4] {'y'}, dimensions={1}", ((0, 1, 2, 3),)),
         ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}, x", ((0, 1), (2, 3))),
         ("replica_groups=mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}, x", ((0, 2), (1, 3))),
         ("replica_groups={}, x", ((0, 1, 2, 3),)),
@@ -134,6 +136,31 @@ def test_what_other_backends_print():
     assert (permute.kind, permute.bytes, permute.wire_bytes) == ("collective-permute", 16.0, 16.0)
     known = TPU_AND_GPU.replace("body=%body,", 'body=%body, backend_config={"known_trip_count":{"n":"12"}},')
     assert collectives(known)[1].times == 12.0
+
+
+# As libtpu 0.0.42 prints a gather that it hides behind the work of three fusions, for 16 devices: every part
+# names the whole gather.
+SPREAD = """HloModule jit_step, is_scheduled=true, num_partitions=16
+{fusions}
+ENTRY %main (a: f32[1024,48]) -> f32[1024,768] {{
+  %a = f32[1024,48]{{0,1:T(8,128)}} parameter(0)
+  ROOT %r = f32[1024,768]{{0,1:T(8,128)}} fusion(%a), kind=kCustom, calls=%fused_computation.0
+}}
+"""
+PART = """
+%fused_computation.{n} (p.{n}: f32[1024,48]) -> f32[1024,768] {{
+  %p.{n} = f32[1024,48]{{0,1:T(8,128)}} parameter(0)
+  ROOT %all-gather.{n} = f32[1024,768]{{0,1:T(8,128)S(1)}} all-gather(%p.{n}), channel_id=111, \
+replica_groups=mesh['axis_0'=1,'axis_1'=16] {{'axis_1'}}, dimensions={{1}}, use_global_device_ids=true, \
+frontend_attributes={{chain_id="0"}}, metadata={{op_name="jit(step)/sharding_constraint" stack_frame_id=123}}
+}}
+"""
+
+
+def test_a_gather_that_is_spread_over_fusions_counts_once():
+    (one,) = collectives(SPREAD.format(fusions="".join(PART.format(n=n) for n in range(3))))
+    assert (one.kind, one.bytes, one.group_size) == ("all-gather", 1024 * 768 * 4, 16)
+    assert mesh_axes(one.groups, (1, 16), ("x", "y")) == ("y",)
 
 
 def test_reading_text_needs_no_jax():
