@@ -9,9 +9,10 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import re
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jax.experimental import topologies
 from meshes.machine import Machine
 from planner.apply import ShardedStep
 from planner.compiler_log import listening
-from planner.errors import InputError
+from planner.errors import CompileError, InputError
 from planner.hlo_text import sources
 from planner.jax_compat import state_partners
 from planner.program import Program
@@ -98,13 +99,19 @@ def _tpu_devices(machine: Machine) -> list[Any]:
 
 
 def compile_step(step: ShardedStep, compiler: str) -> Program:
-    """Compiles a sharded step, runs nothing, and reads what came of it. compiler: for the report."""
+    """Compiles a sharded step, runs nothing, and reads what came of it. compiler: for the report.
+
+    Raises CompileError where XLA refuses the program.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # a flag says which
         lowered = step.lower()
     started = time.monotonic()
-    with listening(step.mesh.devices.flat[0].platform) as heard:
-        compiled = lowered.compile()
+    try:
+        with listening(step.mesh.devices.flat[0].platform) as heard:
+            compiled = lowered.compile()
+    except Exception as error:  # whatever XLA says
+        raise _refused(str(error), heard.largest, compiler) from error
     seconds = time.monotonic() - started
     held = compiled.memory_analysis()
     text = compiled.as_text() or ""
@@ -122,6 +129,22 @@ def compile_step(step: ShardedStep, compiler: str) -> Program:
         moved=dict(_moved(step, compiled)),
         remade=tuple((one.shape, os.path.basename(one.source(frames))) for one in heard.remade),
         deaf=heard.deaf,
+    )
+
+
+def _refused(error: str, largest: Sequence[str], compiler: str) -> CompileError:
+    short = re.search(r"\(([\d.]+\w+)\) exceeds available HBM \(([\d.]+\w+)\)", error)
+    if short:
+        needed, given = short.groups()
+        names = ", ".join(largest[:3])
+        return CompileError(
+            f"The planned step does not fit when compiled for {compiler}: it needs {needed} of the {given} "
+            f"that a device has{f'; its largest arrays are {names}' if names else ''}. Plan with a smaller "
+            "memory_fraction."
+        )
+    first = error.strip().splitlines()[0].rstrip(".") if error.strip() else "no message"
+    return CompileError(
+        f"The planned step does not compile for {compiler}: {first}. Report it with the plan."
     )
 
 

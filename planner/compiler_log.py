@@ -18,6 +18,8 @@ from planner.hlo_text import source
 
 _REMADE = re.compile(r"Involuntary full rematerialization\..*?HLO operation:? %\S+ = (\w+\[[\d,]*\])")
 
+# A row of the report on memory: cumulative size; size; offset; number of values; their shapes.
+_BUFFER = re.compile(r"^ +[\d.]+\w+\( *\d+%\); +([\d.]+[KMGT]iB); +\d+; +\d+; (\w+\[[\d,]*\])", re.MULTILINE)
 _WARNING = re.compile(r"^W\d{4} |Involuntary full rematerialization")
 
 
@@ -36,9 +38,11 @@ class Remade:
 
 @dataclasses.dataclass
 class Heard:
-    """Filled while `listening`. deaf: how to have the warnings written, '' if they are."""
+    """Filled while `listening`. largest: of the arrays that do not fit, where the memory does not suffice,
+    each with its size. deaf: how to have the warnings written, '' if they are."""
 
     remade: tuple[Remade, ...] = ()
+    largest: tuple[str, ...] = ()
     deaf: str = ""
 
 
@@ -58,10 +62,13 @@ def listening(platform: str) -> Iterator[Heard]:
             os.dup2(kept, 2)
             os.close(kept)
             file.seek(0)
-            lines = file.read().decode(errors="replace").splitlines(keepends=True)
+            text = file.read().decode(errors="replace")
+            lines = text.splitlines(keepends=True)
             heard.remade = tuple(one for line in lines for one in _remade(line))
-            others = _WARNING if platform == "tpu" else _REMADE
-            os.write(2, "".join(line for line in lines if not others.search(line)).encode())
+            heard.largest = tuple(f"{shape} ({size})" for size, shape in dict.fromkeys(_BUFFER.findall(text)))
+            known = _WARNING if platform == "tpu" else _REMADE
+            others = [] if heard.largest else [line for line in lines if not known.search(line)]
+            os.write(2, "".join(others).encode())
 
 
 def _deaf(platform: str) -> str:

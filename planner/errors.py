@@ -24,6 +24,12 @@ class PlanFileError(PlannerError):
     """A plan file that is corrupt, foreign, or made for another step or machine."""
 
 
+class CompileError(PlannerError):
+    """A planned step that XLA does not compile, most often because it needs more memory than there is."""
+
+    exit_status = 1
+
+
 class InfeasibleError(PlannerError):
     """No plan fits the memory limit; the message says how many bytes are short and what would make it fit."""
 

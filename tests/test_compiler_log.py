@@ -57,6 +57,25 @@ def test_a_failing_compilation_leaves_standard_error_as_it_was(capfd: pytest.Cap
     assert capfd.readouterr().err == LOUD + "after\n"
 
 
+# As libtpu 0.0.42 reports a program that does not fit, in part.
+REPORT = """E1129 19:59:59.994885   17061 deepsea_compiler_base.cc:3781] XLA:TPU compile permanent error. \
+Ran out of memory in memory space hbm. Used 24.00G of 15.75G hbm. Memory usage report:
+
+  cumulative_size;       size;       offset; used_by_n_values; shapes_list
+  ------------------------------------------------------------
+    4.00GiB( 50%);    4.00GiB;        16384;                1; bf16[32768,65536]
+    8.00GiB(100%);    4.00GiB;   4294983680;                1; bf16[65536,32768]
+    8.00GiB(100%);       512B;            0;                1; (f32[32768,32768], bf16[32768,32768])
+"""
+
+
+def test_what_does_not_fit_is_read_from_the_report_on_memory(capfd: pytest.CaptureFixture[str]):
+    with listening("tpu") as heard:
+        write(REPORT)
+    assert heard.largest == ("bf16[32768,65536] (4.00GiB)", "bf16[65536,32768] (4.00GiB)")
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("platform", "level", "deaf"),
     [

@@ -25,7 +25,7 @@ from meshes.mesh import mesh_of
 from planner import verdict as verdicts
 from planner.apply import apply
 from planner.compiled import compile_step, devices_of
-from planner.errors import InputError, PlanFileError
+from planner.errors import CompileError, InputError, PlanFileError
 from planner.graph.graph import Site
 from planner.hlo_flops import matmul_flops
 from planner.jax_compat import trace_step
@@ -363,6 +363,34 @@ def test_a_plan_for_a_tpu_is_compiled_ahead_of_time():
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("The plan holds, compiled for tpu_v5e:2x4, ahead of time.\n")
     assert "as planned   all_reduce" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
+            "(24.00G) exceeds available HBM (15.75G).",
+            "The planned step does not fit when compiled for nothing: it needs 24.00G of the 15.75G that a "
+            "device has. Plan with a smaller memory_fraction.",
+        ),
+        (
+            "INTERNAL: Something broke.\nsee there",
+            "The planned step does not compile for nothing: INTERNAL: Something broke. Report it with the "
+            "plan.",
+        ),
+    ],
+)
+def test_what_xla_refuses_is_one_sentence(plan: Plan, message: str, sentence: str, monkeypatch):
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(message)
+
+    sharded = apply(plan, trace_step(step, SMALL), jax_mesh(mesh_of(load_machine("cpu:8"), plan.mesh)))
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    with pytest.raises(CompileError) as caught:
+        compile_step(sharded, "nothing")
+    assert str(caught.value) == sentence
+    assert caught.value.exit_status == 1
 
 
 def test_what_cannot_be_compiled_here_is_said():
