@@ -27,7 +27,7 @@ class Config(ImageConfig):
     image: int = 75
     percent: int = 25
     first: tuple[int, ...] = (32,)
-    middle: tuple[int, ...] = (128,)
+    middle: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
 
 

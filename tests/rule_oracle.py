@@ -112,17 +112,33 @@ def numbers_of(dim: tuple[str, ...], factor: str, sizes) -> np.ndarray:
     return grid[dim.index(factor)].ravel()
 
 
-def kept(value, dims: Dims, factor: str, sizes, half: int) -> np.ndarray | None:
+def halo_of(rule: Rule, place: int, factor: str) -> tuple[int, int]:
+    """Rows before and after it that a part of an operand needs along the dim that a factor walks."""
+    axis = walked(rule.operands[place], factor)
+    found = [(h.before, h.after) for h in rule.halos if (h.operand, h.dim) == (place, axis)]
+    return found[0] if found else (0, 0)
+
+
+def held(dim: tuple[str, ...], factor: str, sizes, half: int, halo: tuple[int, int]) -> np.ndarray:
+    """For each position of a dim, whether a half of a factor covers it, or its halo does."""
+    covered = np.isin(numbers_of(dim, factor, sizes), half_of(sizes[factor], half))
+    rows = np.flatnonzero(covered)
+    if any(halo):  # a halo is of a major factor, whose halves are contiguous
+        covered[max(0, rows[0] - halo[0]) : rows[-1] + 1 + halo[1]] = True
+    return covered
+
+
+def kept(value, dims: Dims, factor: str, sizes, half: int, halo=(0, 0)) -> np.ndarray | None:
     """Mask of the positions that a half of a factor covers, ready to broadcast; None if it is not there."""
     axis = walked(dims, factor)
     if axis is None:
         return None
-    mask = np.isin(numbers_of(dims[axis], factor, sizes), half_of(sizes[factor], half))
+    mask = held(dims[axis], factor, sizes, half, halo)
     return mask.reshape([-1 if d == axis else 1 for d in range(len(value.shape))])
 
 
-def overwritten(value, dims: Dims, factor: str, sizes, half: int):
-    """The value with the other half of a factor replaced by copies from this half."""
+def overwritten(value, dims: Dims, factor: str, sizes, half: int, halo=(0, 0)):
+    """The value with the other half of a factor, but for the halo, replaced by copies from this half."""
     axis = walked(dims, factor)
     if axis is None:
         return value
@@ -131,6 +147,7 @@ def overwritten(value, dims: Dims, factor: str, sizes, half: int):
     mine = np.isin(grid[place], ours)
     grid[place] = np.where(mine, grid[place], ours.start + grid[place] % len(ours))
     source = np.ravel_multi_index(grid, [sizes[f] for f in dims[axis]]).ravel()
+    source = np.where(held(dims[axis], factor, sizes, half, halo), np.arange(len(source)), source)
     return value[(slice(None),) * axis + (source,)]
 
 
@@ -148,7 +165,8 @@ def blanked(equation: Equation, operands: list, rule: Rule, factor: str, half: i
     name, out = equation.name, list(operands)
     blankable = {"gather": [0]}.get(name, [2] if name.startswith("scatter") else range(len(operands)))
     for place in blankable:
-        mask = kept(out[place], rule.operands[place], factor, rule.sizes, half)
+        halo = halo_of(rule, place, factor)
+        mask = kept(out[place], rule.operands[place], factor, rule.sizes, half, halo)
         if mask is not None:
             out[place] = jnp.where(mask, out[place], blank(name, out[place].dtype))
     if name.startswith("scatter") and half:  # the array itself counts once
@@ -170,15 +188,15 @@ def assert_splits(equation: Equation, rule: Rule, factors: tuple[str, ...]) -> N
     for free_halves in itertools.product((0, 1), repeat=len(free)):
         total = None
         for halves in itertools.product((0, 1), repeat=len(reduced)):
-            held = equation.operands
+            parts = equation.operands
             for factor, half in zip(free, free_halves, strict=True):
-                held = [
-                    overwritten(v, d, factor, rule.sizes, half)
-                    for v, d in zip(held, rule.operands, strict=True)
+                parts = [
+                    overwritten(v, d, factor, rule.sizes, half, halo_of(rule, place, factor))
+                    for place, (v, d) in enumerate(zip(parts, rule.operands, strict=True))
                 ]
             for factor, half in zip(reduced, halves, strict=True):
-                held = blanked(equation, held, rule, factor, half)
-            partial = [plain(v) for v in equation.run(held)]
+                parts = blanked(equation, parts, rule, factor, half)
+            partial = [plain(v) for v in equation.run(parts)]
             total = partial if total is None else [combine(a, b) for a, b in zip(total, partial, strict=True)]
         assert total is not None
         for value, dims, got in zip(equation.results, rule.results, total, strict=True):

@@ -20,7 +20,7 @@ TINY = [
     ("alexnet", {}),
     ("densenet", {}),
     ("graphnet", {}),
-    ("inception_v3", {"last": (320,)}),
+    ("inception_v3", {"middle": (128,), "last": (320,)}),
     ("mlp", {}),
     ("mlp", {"scan": True, "remat": True}),
     ("gpt", {}),

@@ -19,11 +19,21 @@ def ones(*shape: int):
     return jnp.ones(shape)
 
 
-def last_conv(layout, **options):
-    return lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout, **options)
+def last_conv(layout, strides=(1, 1), padding="SAME", **options):
+    return lambda x, w: lax.conv_general_dilated(x, w, strides, padding, dimension_numbers=layout, **options)
 
 
 NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+def strided(stride: int):
+    return last_conv(NHWC, (stride, stride))
+
+
+def pool(side: int):
+    return lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, side, side, 1), (1, 2, 2, 1), "SAME")
+
+
 TOKENS = jnp.zeros((2, 3), int)
 GOLDEN = [
     ("dot_general", "i k, k j -> i j", jnp.matmul, ones(4, 6), ones(6, 8)),
@@ -120,8 +130,43 @@ GOLDEN = [
     ("cholesky", "a b! c! -> a d! e!", jnp.linalg.cholesky, jnp.stack([jnp.eye(4)] * 2)),
     (
         "conv_general_dilated",
-        "n x1! x2! c, w1! w2! c o -> n y1! y2! o",
+        "n x1~1+1 x2~1+1 c, w1! w2! c o -> n x1 x2 o",
         last_conv(NHWC),
+        ones(2, 8, 8, 4),
+        ones(3, 3, 4, 6),
+    ),
+    (
+        "conv_general_dilated",
+        "n (x1~2+3 s1) (x2~2+3 s2) c, w1! w2! c o -> n x1 x2 o",
+        strided(2),
+        ones(2, 8, 8, 4),
+        ones(7, 7, 4, 6),
+    ),
+    (
+        "conv_general_dilated",
+        "n x1~1+0 x2~1+0 c, w1! w2! o c -> n (x1 s1) (x2 s2) o",
+        jax.grad(lambda x, w: (strided(2)(x, w) ** 2).sum()),
+        ones(2, 8, 8, 4),
+        ones(3, 3, 4, 6),
+    ),
+    (
+        "conv_general_dilated",
+        "c (x1~0+1 s1) (x2~0+1 s2) n, c x1 x2 o -> y1! y2! n o",
+        jax.grad(lambda w, x: (strided(2)(x, w) ** 2).sum()),
+        ones(3, 3, 4, 6),
+        ones(2, 8, 8, 4),
+    ),
+    (
+        "conv_general_dilated",
+        "n (x1 s1) (x2 s2) c, w1! w2! c o -> n x1 x2 o",
+        strided(4),
+        ones(2, 8, 8, 4),
+        ones(4, 4, 4, 6),
+    ),
+    (
+        "conv_general_dilated",
+        "n x1! x2! c, w1! w2! c o -> n y1! y2! o",
+        last_conv(NHWC, padding="VALID"),
         ones(2, 8, 8, 4),
         ones(3, 3, 4, 6),
     ),
@@ -134,15 +179,33 @@ GOLDEN = [
     ),
     (
         "conv_general_dilated",
-        "n x1! x2! (g c), w1! w2! c (g o) -> n y1! y2! (g o)",
+        "n x1~1+1 x2~1+1 (g c), w1! w2! c (g o) -> n x1 x2 (g o)",
         last_conv(NHWC, feature_group_count=2),
         ones(2, 8, 8, 4),
         ones(3, 3, 2, 6),
     ),
     (
         "reduce_window_max",
-        "a b! c! d -> a f! g! d",
-        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+        "x1 (x2 s2) (x3 s3) x4 -> x1 x2 x3 x4",
+        pool(2),
+        ones(2, 4, 4, 3),
+    ),
+    (
+        "reduce_window_max",
+        "x1 (x2~0+1 s2) (x3~0+1 s3) x4 -> x1 x2 x3 x4",
+        pool(3),
+        ones(2, 4, 4, 3),
+    ),
+    (
+        "select_and_scatter_add",
+        "x1 x2 x3 x4, x1 (x2 s2) (x3 s3) x4 -> x1 (x2 s2) (x3 s3) x4",
+        jax.grad(lambda x: pool(2)(x).sum()),
+        ones(2, 4, 4, 3),
+    ),
+    (
+        "select_and_scatter_add",
+        "x1 y2! y3! x4, x1 x2! x3! x4 -> x1 x2! x3! x4",
+        jax.grad(lambda x: pool(3)(x).sum()),
         ones(2, 4, 4, 3),
     ),
     (

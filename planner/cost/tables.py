@@ -137,6 +137,7 @@ class _Build:
             ports(node.inputs),
             ports(node.outputs),
             tuple((s.dims, s.reduced, s.repeat, self.graph.values[s.value].itemsize) for s in node.sums),
+            tuple((b.dims, b.dim, b.before, b.after, b.repeat) for b in node.borders),
             node.flops,
             node.repeat,
             self._stores_state(node),

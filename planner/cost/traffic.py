@@ -67,8 +67,9 @@ class Network:
 def finishes(
     node: Node, primitive: str, graph: Graph, strategy: Strategy, network: Network
 ) -> Iterator[Transfer]:
-    """The collectives that finish the partial sums inside a node."""
-    sizes = network.sizes
+    """The collectives inside a node: rows that its parts read of their neighbours', and those that finish its
+    partial sums."""
+    yield from _halos(node, graph, strategy, network.sizes)
     for total in node.sums:
         axes = tuple(a for factor in total.reduced for a in strategy.axes(factor))
         whole = graph.values[total.value].bytes
@@ -80,6 +81,21 @@ def finishes(
             places[place] = (*places.get(place, ()), axis)
         for kind, group, count, ring in _written(node, primitive, total, graph, strategy, places, network):
             yield Transfer(kind, group, count, total.repeat, total.value, ring)
+
+
+def _halos(node: Node, graph: Graph, strategy: Strategy, sizes: dict[str, int]) -> Iterator[Transfer]:
+    """A permute from each side that a node reads rows from; those of a later dim hold the rows that came
+    before."""
+    grown: dict[int, float] = {}
+    for border in node.borders:
+        axes = strategy.axes(border.dims[border.dim][0])
+        if axes:
+            value = graph.values[border.value]
+            part = value.bytes / pieces(spec_of(border.dims, strategy), sizes) * grown.get(value.id, 1.0)
+            rows = value.shape[border.dim] / ways(axes, sizes)
+            for count in filter(None, (border.before, border.after)):
+                yield Transfer("permute", axes, part * count / rows, border.repeat, value.id)
+            grown[value.id] = grown.get(value.id, 1.0) * (1 + (border.before + border.after) / rows)
 
 
 def _written(

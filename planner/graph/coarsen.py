@@ -49,12 +49,24 @@ class Sum:
 
 
 @dataclasses.dataclass(frozen=True)
+class Border:
+    """A dim of a value that a node reads with a halo: splitting `dims[dim]` brings rows of neighbours."""
+
+    value: int
+    dims: Dims
+    dim: int
+    before: int
+    after: int
+    repeat: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Node:
     """Something that gets one strategy.
 
     sizes, splittable, labels: its factors, those that axes may be given to, and what each stands for. inner:
     values made and read inside it, which cost no memory traffic but are pinned all the same. flops: of one
-    run, unsharded.
+    run, unsharded. borders: the dims it reads with a halo.
     """
 
     id: int
@@ -70,6 +82,7 @@ class Node:
     flops: float
     repeat: float
     position: int
+    borders: tuple[Border, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +229,7 @@ class _Builder:
             flops=sum(op.flops for op in members),
             repeat=max(op.repeat for op in members),
             position=min(self.position[op.id] for op in members),
+            borders=tuple(_borders(block)),
         )
 
     def _input(self, value: int, uses: Sequence[tuple[Op, int]], block: Block) -> Port:
@@ -289,20 +303,6 @@ class _Builder:
             reached.update({(value, node.id): copy.id for node, _ in users})
         return reached
 
-    def _stays_inside(self, node: Node, value: int) -> bool:
-        """Whether a node reads a value in its own loop body only, not where a loop or a branch ends."""
-        ops = set(node.ops)
-        return not any(r.id in ops and r.primitive in _BORDERS for r in self.readers[value])
-
-    def _scans(self, node: Node, value: int) -> bool:
-        """Whether all that a node does with a value is to scan over it: it enters the loop as a whole."""
-        readers = [reader for reader in self.readers[value] if reader.id in node.ops]
-        return bool(readers) and all(reader.primitive == "scan_slice" for reader in readers)
-
-    def _outside(self, region: Path) -> Path:
-        """The innermost loop body, or the whole step, around a loop body."""
-        around = [r for r in self.loop_end if len(r) < len(region) and region[: len(r)] == r]
-        return max(around, key=len, default=())
     def _together(
         self, readers: Mapping[tuple, Sequence[tuple[Node, int]]]
     ) -> Iterable[tuple[int, list[tuple[Node, int]]]]:
@@ -332,6 +332,20 @@ class _Builder:
             found[op.id] = 1 + max(after, default=0)
         return found
 
+    def _stays_inside(self, node: Node, value: int) -> bool:
+        """Whether a node reads a value in its own loop body only, not where a loop or a branch ends."""
+        ops = set(node.ops)
+        return not any(r.id in ops and r.primitive in _BORDERS for r in self.readers[value])
+
+    def _scans(self, node: Node, value: int) -> bool:
+        """Whether all that a node does with a value is to scan over it: it enters the loop as a whole."""
+        readers = [reader for reader in self.readers[value] if reader.id in node.ops]
+        return bool(readers) and all(reader.primitive == "scan_slice" for reader in readers)
+
+    def _outside(self, region: Path) -> Path:
+        """The innermost loop body, or the whole step, around a loop body."""
+        around = [r for r in self.loop_end if len(r) < len(region) and region[: len(r)] == r]
+        return max(around, key=len, default=())
 
     def add_copy(self, value: int, dims: Dims, first: int, last: int, repeat: float) -> Node:
         home = self.home[value]
@@ -371,3 +385,12 @@ def _sums(block: Block) -> Iterable[Sum]:
         if reduced:
             for value, dims in zip(op.results, op.rule.results, strict=True):
                 yield Sum(value, block.named(op.id, dims), reduced, op.repeat)
+
+
+def _borders(block: Block) -> Iterable[Border]:
+    for op in block.members:
+        for halo in op.rule.halos:
+            value = op.operands[halo.operand]
+            if value is not None:
+                dims = block.named(op.id, op.rule.operands[halo.operand])
+                yield Border(value, dims, halo.dim, halo.before, halo.after, op.repeat)

@@ -3,6 +3,7 @@
     operands, comma between  ->  results, comma between
     i        a dim walked by factor i           _        a dim of extent one
     (h e)    a merged dim, major factor first   i!       factor i must stay whole
+    i~1+2    a device that holds a part of factor i reads a row of its neighbours before it, and two after
     nothing  a scalar or literal: `a b, -> a b` has a scalar second operand
 
 A factor has one extent. It is read where the factor stands alone; a factor that only stands inside
@@ -13,11 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 
 from planner.errors import InputError
-from planner.graph.rule import Dim, Dims, Rule
+from planner.graph.rule import Dim, Dims, Halo, Rule
 
 Shape = Sequence[int]
 
-_TOKEN = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*!?|[()_])")
+_TOKEN = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*(?:!|~\d+\+\d+)?|[()_])")
 
 
 def parse(
@@ -38,8 +39,9 @@ def parse(
         raise InputError(f"The rule {text!r} needs exactly one arrow; write it as 'i k, k j -> i j'.")
     left, right = text.split("->")
     whole: set[str] = set()
-    operands = _values(text, left, len(operand_shapes), "operand", whole)
-    results = _values(text, right, len(result_shapes), "result", whole)
+    halos: list[Halo] = []
+    operands = _values(text, left, len(operand_shapes), "operand", whole, halos)
+    results = _values(text, right, len(result_shapes), "result", whole, [])
     shaped = list(zip(operands + results, [*operand_shapes, *result_shapes], strict=True))
     for dims, shape in shaped:
         if len(dims) != len(shape):
@@ -50,7 +52,7 @@ def parse(
     found = _extents(
         text, [(dim, n) for dims, shape in shaped for dim, n in zip(dims, shape, strict=True)], sizes or {}
     )
-    return Rule(operands, results, found, frozenset(whole))
+    return Rule(operands, results, found, frozenset(whole), tuple(halos))
 
 
 def show(rule: Rule) -> str:
@@ -62,21 +64,25 @@ def show(rule: Rule) -> str:
     >>> show(parse("b (h e!) -> b h e", [(2, 12)], [(2, 4, 3)]))
     'b (h e!) -> b h e!'
     """
-    left, right = (
-        ", ".join(" ".join(_show_dim(dim, rule.whole) for dim in dims) for dims in side)
-        for side in (rule.operands, rule.results)
+    halos = {(halo.operand, halo.dim): f"~{halo.before}+{halo.after}" for halo in rule.halos}
+    left = ", ".join(
+        " ".join(_show_dim(dim, rule.whole, halos.get((place, d), "")) for d, dim in enumerate(dims))
+        for place, dims in enumerate(rule.operands)
     )
+    right = ", ".join(" ".join(_show_dim(dim, rule.whole, "") for dim in dims) for dims in rule.results)
     return " ".join(f"{left} -> {right}".split())
 
 
-def _show_dim(dim: Dim, whole: frozenset[str]) -> str:
-    marked = [factor + "!" * (factor in whole) for factor in dim]
+def _show_dim(dim: Dim, whole: frozenset[str], halo: str) -> str:
+    marked = [factor + "!" * (factor in whole) + halo * (factor == dim[0]) for factor in dim]
     if not marked:
         return "_"
     return marked[0] if len(marked) == 1 else f"({' '.join(marked)})"
 
 
-def _values(text: str, side: str, count: int, role: str, whole: set[str]) -> tuple[Dims, ...]:
+def _values(
+    text: str, side: str, count: int, role: str, whole: set[str], halos: list[Halo]
+) -> tuple[Dims, ...]:
     parts = side.split(",")
     if count == 0 and not side.strip():
         return ()
@@ -85,11 +91,11 @@ def _values(text: str, side: str, count: int, role: str, whole: set[str]) -> tup
             f"The rule {text!r} has {len(parts)} {role}(s), the op has {count}; separate them by commas, "
             "a scalar is an empty place."
         )
-    return tuple(_dims(text, part, whole) for part in parts)
+    return tuple(_dims(text, part, place, whole, halos) for place, part in enumerate(parts))
 
 
-def _dims(text: str, part: str, whole: set[str]) -> Dims:
-    """Dims of one value; adds the factors marked whole to `whole`."""
+def _dims(text: str, part: str, place: int, whole: set[str], halos: list[Halo]) -> Dims:
+    """Dims of one value, the one at `place`; adds the factors marked whole to `whole`, halos to `halos`."""
     dims: list[Dim] = []
     merged: list[str] | None = None
     seen: set[str] = set()
@@ -119,7 +125,7 @@ def _dims(text: str, part: str, whole: set[str]) -> Dims:
                 f"The rule {text!r} has a misplaced {token!r}; a merged dim is '(h e)', not nested or empty."
             )
         else:
-            factor = token.removesuffix("!")
+            factor, _, rows = token.removesuffix("!").partition("~")
             if factor in seen:
                 raise InputError(
                     f"The rule {text!r} names {factor!r} twice in one value; give each dim its own factor."
@@ -127,6 +133,9 @@ def _dims(text: str, part: str, whole: set[str]) -> Dims:
             seen.add(factor)
             if token.endswith("!"):
                 whole.add(factor)
+            if rows:
+                before, after = rows.split("+")
+                halos.append(Halo(place, len(dims), int(before), int(after)))
             if merged is None:
                 dims.append((factor,))
             else:

@@ -10,6 +10,8 @@ first: `b (h e) -> b h e`.
 - A factor marked `!` must stay whole.
 - A factor that stands behind another one inside parentheses is whole too, because a tile of the
   merged dim would not be contiguous; `Rule.splittable` leaves it out.
+- A factor marked `~1+2` in an operand needs a halo where it is split: a device reads one row before its
+  own part of the dim and two rows after it, which its neighbours send.
 - `_` is a dim of extent one.
 """
 
@@ -22,17 +24,29 @@ Dims = tuple[Dim, ...]
 
 
 @dataclasses.dataclass(frozen=True)
+class Halo:
+    """What a device reads of its neighbours' parts of a dim of an operand: rows before its own, and after."""
+
+    operand: int
+    dim: int
+    before: int
+    after: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Rule:
     """Which factor walks which dim of an op's operands and results.
 
     operands, results: per value, per dim, its factors, major first. sizes: extent of every factor.
-    whole: factors that may not be split. A literal or unused operand has `dims` of () .
+    whole: factors that may not be split. halos: of the dims that have one, in order.
+    A literal or unused operand has `dims` of () .
     """
 
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
     sizes: Mapping[str, int]
     whole: frozenset[str] = frozenset()
+    halos: tuple[Halo, ...] = ()
 
     @functools.cached_property
     def factors(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import math
 from planner.graph.rule import Rule
 from planner.graph.windows import meetings
 from planner.rules.entry import Avals, Entry, Name, Params, Shaped, build, numbered
+from planner.rules.sliding import slide
 
 
 def dot_general(params: Params, operands: Avals, results: Avals) -> Rule:
@@ -71,11 +72,11 @@ def _ragged_flops(params: Params, operands: Avals, results: Avals) -> float:
 
 
 def conv_general_dilated(params: Params, operands: Avals, results: Avals) -> Rule:
-    """`n c x!, o c w! -> n o y!`: batch n and features o split, input features c leave partial sums.
+    """`n x~1+1 c, w! c o -> n x o`: batch n and features o split, input features c leave partial sums.
 
-    Spatial dims stay whole, except where the window is one element wide and moves one by one, as in
-    `n c x, o c _ -> n o x`. With feature groups the features are `(g c)` and `(g o)`, with batch groups the
-    batch is `(g n)`: the group splits, what stands behind it does not.
+    Spatial dims split with a halo, or stay whole (see `planner.rules.sliding`). With feature groups the
+    features are `(g c)` and `(g o)`, with batch groups the batch is `(g n)`: the group splits, what stands
+    behind it does not.
     """
     numbers = params["dimension_numbers"]
     groups, batch_groups = params["feature_group_count"], params["batch_group_count"]
@@ -83,34 +84,43 @@ def conv_general_dilated(params: Params, operands: Avals, results: Avals) -> Rul
     left: list[Name] = [""] * len(operands[0].shape)
     right, result = list(left), list(left)
     n, c, o = numbers.lhs_spec[0], numbers.lhs_spec[1], numbers.rhs_spec[0]
-    features = operands[1].shape[o] // group
     left[n] = ("g", "n") if batch_groups > 1 else "n"
     left[c] = ("g", "c") if groups > 1 else "c"
     right[o] = result[numbers.out_spec[1]] = ("g", "o") if group > 1 else "o"
     right[numbers.rhs_spec[1]], result[numbers.out_spec[0]] = "c", "n"
-    whole: set[str] = set()
-    spatial = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
-    for i, (x, w, y) in enumerate(spatial):
-        before, across, after = f"x{i + 1}", f"w{i + 1}", f"y{i + 1}"
-        alone = _slides_alone(params, i, operands[1].shape[w])
-        left[x], right[w], result[y] = before, across, before if alone else after
-        whole |= set() if alone else {before, across, after}
     inner = {
         "g": group,
         "c": operands[1].shape[numbers.rhs_spec[1]],
         "n": results[0].shape[numbers.out_spec[0]],
+        "o": operands[1].shape[o] // group,
     }
-    return build([left, right], [result], operands, results, whole=whole, sizes=inner | {"o": features})
+    whole: list[str] = []
+    halos: dict[tuple[int, int], tuple[int, int]] = {}
+    for i, (x, w, y) in enumerate(_spatial(params)):
+        found = slide(
+            str(i + 1), operands[0].shape[x], operands[1].shape[w], results[0].shape[y], **_steps(params, i)
+        )
+        left[x], right[w], result[y] = found.array, found.window, found.result
+        whole += found.whole
+        inner.update(found.sizes)
+        halos[0, x] = found.halo
+    return build([left, right], [result], operands, results, whole=whole, sizes=inner, halos=halos)
 
 
-def _slides_alone(params: Params, i: int, window: int) -> bool:
-    """Whether output position p of spatial dim i sees input position p only."""
-    return (
-        window == 1
-        and params["window_strides"][i] == 1
-        and tuple(params["padding"][i]) == (0, 0)
-        and params["lhs_dilation"][i] == 1
-    )
+def _spatial(params: Params) -> list[tuple[int, int, int]]:
+    """Dims of the array, the filter and the result that one spatial dim is."""
+    numbers = params["dimension_numbers"]
+    return list(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True))
+
+
+def _steps(params: Params, i: int) -> dict[str, int]:
+    """How the filter moves along spatial dim i, in the words of `slide` and `meetings`."""
+    return {
+        "stride": params["window_strides"][i],
+        "low": params["padding"][i][0],
+        "holes": params["lhs_dilation"][i],
+        "dilation": params["rhs_dilation"][i],
+    }
 
 
 def _conv_flops(params: Params, operands: Avals, results: Avals) -> float:
@@ -118,18 +128,9 @@ def _conv_flops(params: Params, operands: Avals, results: Avals) -> float:
     numbers = params["dimension_numbers"]
     (left, right), result = (v.shape for v in operands[:2]), results[0].shape
     features = result[numbers.out_spec[0]] * result[numbers.out_spec[1]] * right[numbers.rhs_spec[1]]
-    spatial = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
     met = (
-        meetings(
-            left[x],
-            right[w],
-            result[y],
-            stride=params["window_strides"][i],
-            low=params["padding"][i][0],
-            holes=params["lhs_dilation"][i],
-            dilation=params["rhs_dilation"][i],
-        )
-        for i, (x, w, y) in enumerate(spatial)
+        meetings(left[x], right[w], result[y], **_steps(params, i))
+        for i, (x, w, y) in enumerate(_spatial(params))
     )
     return 2.0 * features * math.prod(met)
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from planner.graph.rule import Rule
+from planner.graph.rule import Halo, Rule
 
 
 class Aval(Protocol):
@@ -83,12 +83,14 @@ def build(
     results: Avals,
     whole: Iterable[str] = (),
     sizes: Mapping[str, int] | None = None,
+    halos: Mapping[tuple[int, int], tuple[int, int]] | None = None,
 ) -> Rule:
     """A rule from the factors of each dim.
 
     Extents come from the dims where a factor stands alone, and from `sizes` for the others. A dim of extent
     one is walked by no factor, whatever its name, so a stretched dim needs no care; a factor over nothing
-    (extent zero) stays whole. Raises ValueError if two dims of one factor differ.
+    (extent zero) stays whole. halos: rows before and after, by operand and dim; of a dim that cannot be split
+    there are none. Raises ValueError if two dims of one factor differ.
     """
     named = [
         tuple((n,) if isinstance(n, str) else n for n in names) for names in (*operand_names, *result_names)
@@ -109,4 +111,9 @@ def build(
     kept = dict.fromkeys(f for dims in values for dim in dims for f in dim)
     stay = set(whole) & set(kept) | {f for f in kept if extents[f] == 0}
     count = len(operands)
-    return Rule(values[:count], values[count:], {f: extents[f] for f in kept}, frozenset(stay))
+    read = tuple(
+        Halo(place, dim, *rows)
+        for (place, dim), rows in sorted((halos or {}).items())
+        if any(rows) and stay.isdisjoint(values[place][dim][:1]) and values[place][dim]
+    )
+    return Rule(values[:count], values[count:], {f: extents[f] for f in kept}, frozenset(stay), read)

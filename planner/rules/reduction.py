@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from planner.graph.rule import Rule
 from planner.rules.entry import Avals, Entry, Params, build, elements, letters, per_operand
+from planner.rules.sliding import Slide, slide
 
 REDUCTIONS = (
     "reduce_and",
@@ -17,9 +18,12 @@ REDUCTIONS = (
 )
 RUNNING = ("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum")
 WINDOWS = (
-    "reduce_window", "reduce_window_max", "reduce_window_min", "reduce_window_sum",
-    "select_and_gather_add", "select_and_scatter_add",
-)  # fmt: skip
+    "reduce_window",
+    "reduce_window_max",
+    "reduce_window_min",
+    "reduce_window_sum",
+    "select_and_gather_add",
+)
 
 
 def _kept(rank: int, axes: Sequence[int]) -> list[int]:
@@ -58,25 +62,51 @@ def top(params: Params, operands: Avals, results: Avals) -> Rule:
 
 
 def window(params: Params, operands: Avals, results: Avals) -> Rule:
-    """`a b!, -> a c!`: dims the window moves over stay whole, others split. Start values are scalars.
+    """`a x~1+1 -> a x`, `a (x s) -> a x`: a window slides over arrays, all alike; start values are scalars.
 
-    The larger of the arrays is the one the window moves over; in the backward pass that is a result.
+    Dims it slides along split with a halo, or stay whole (see `planner.rules.sliding`).
     """
-    rank = len(results[0].shape)
-    still = _still(params, rank)
-    fine, moved = letters(rank), letters(rank, rank)
-    coarse = [a if stays else b for a, b, stays in zip(fine, moved, still, strict=True)]
-    largest = max((tuple(v.shape) for v in (*operands, *results)), key=math.prod)
-    rows = [(fine if tuple(v.shape) == largest else coarse) if v.shape else () for v in (*operands, *results)]
-    whole = [n for a, b, stays in zip(fine, moved, still, strict=True) if not stays for n in (a, b)]
-    return build(rows[: len(operands)], rows[len(operands) :], operands, results, whole=whole)
+    slides = _slides(params, operands[0].shape, results[0].shape)
+    rows = [[one.array for one in slides] if v.shape else () for v in operands]
+    halos = {(k, d): one.halo for k, v in enumerate(operands) if v.shape for d, one in enumerate(slides)}
+    sizes = dict(pair for one in slides for pair in one.sizes)
+    whole = [name for one in slides for name in one.whole]
+    after = [[one.result for one in slides]] * len(results)
+    return build(rows, after, operands, results, whole=whole, sizes=sizes, halos=halos)
 
 
-def _still(params: Params, rank: int) -> list[bool]:
-    """Per dim, whether the window is one wide and moves one by one over an unpadded, undilated array."""
-    sizes, strides, padding = params["window_dimensions"], params["window_strides"], params["padding"]
-    base = params.get("base_dilation") or (1,) * rank
-    return [sizes[d] == strides[d] == base[d] == 1 and tuple(padding[d]) == (0, 0) for d in range(rank)]
+def scatter_to_selected(params: Params, operands: Avals, results: Avals) -> Rule:
+    """`a x, a (x s) -> a (x s)`: the gradient of pooling. Where windows overlap or are padded the dim stays
+    whole, `a y!, a x! -> a x!`: all windows of an element say what is added to it."""
+    slides = _slides(params, operands[1].shape, operands[0].shape)
+    for d, (size, step) in enumerate(zip(params["window_dimensions"], params["window_strides"], strict=True)):
+        if size > step or any(params["padding"][d]):
+            x, y = f"x{d + 1}", f"y{d + 1}"
+            slides[d] = Slide(x, "", y, whole=(x, y))
+    coarse, fine = [one.result for one in slides], [one.array for one in slides]
+    inner = dict(pair for one in slides for pair in one.sizes)
+    whole = [name for one in slides for name in one.whole]
+    return build([coarse, fine], [fine], operands, results, whole=whole, sizes=inner)
+
+
+def _slides(params: Params, before: Sequence[int], after: Sequence[int]) -> list[Slide]:
+    """How the window moves along each dim of an array of shape `before`, with a result of shape `after`."""
+    rank = len(before)
+    ones = (1,) * rank
+    holes, dilation = (params.get(name) or ones for name in ("base_dilation", "window_dilation"))
+    return [
+        slide(
+            str(d + 1),
+            before[d],
+            params["window_dimensions"][d],
+            after[d],
+            stride=params["window_strides"][d],
+            low=params["padding"][d][0],
+            holes=holes[d],
+            dilation=dilation[d],
+        )
+        for d in range(rank)
+    ]
 
 
 def _window_flops(params: Params, operands: Avals, results: Avals) -> float:
@@ -96,6 +126,7 @@ TABLE = {
     "argmax": Entry(reduce_by, per_operand(1.0), light=True),
     "argmin": Entry(reduce_by, per_operand(1.0), light=True),
     "reduce": Entry(reduce_by, per_operand(1.0), light=True),
+    "select_and_scatter_add": Entry(scatter_to_selected, _window_flops),
     "sort": Entry(along, _sort_flops),
     "top_k": Entry(top, _sort_flops),
     **{name: Entry(reduce, per_operand(1.0), light=True) for name in REDUCTIONS},

@@ -14,6 +14,7 @@ without moving shards about.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 
 from planner.graph.coarsen import Node
@@ -139,9 +140,14 @@ def _assemble(combination: tuple[_Move, ...]) -> Strategy:
 
 
 def _fits(node: Node, strategy: Strategy, extents: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Whether all splits are even, those of the scattered result included."""
+    """Whether all splits are even, those of the scattered result included, and halos come from neighbours."""
     if any(extents[factor] % ways(axes, sizes) for factor, axes in strategy.split.items() if len(axes) > 1):
         return False
+    for border in node.borders:
+        dim = border.dims[border.dim]
+        rows = math.prod(extents[factor] for factor in dim) // ways(strategy.axes(dim[0]), sizes)
+        if strategy.axes(dim[0]) and rows < max(border.before, border.after):
+            return False
     if any(place != ALL_REDUCE for place in strategy.finish.values()):
         dims = node.outputs[0].dims
         for dim, axes in zip(dims, result_spec(dims, strategy), strict=True):
