@@ -12,7 +12,7 @@ from planner.cost.joined import remaining
 from planner.cost.problem import usage_over_time
 from planner.cost.roofline import MATMULS
 from planner.cost.tables import Tables
-from planner.cost.traffic import Transfer, finishes, moves
+from planner.cost.traffic import Transfer, finishes, moves, way_made
 from planner.graph.coarsen import Coarse, Link
 from planner.graph.graph import Graph, Site
 from planner.graph.labels import SAMPLE
@@ -21,7 +21,7 @@ from planner.plans import Collective, LeafPlan
 from planner.sharding.named import Sort
 from planner.sharding.reshard import reshard
 from planner.sharding.spec import Spec, pieces, replicated
-from planner.sharding.strategy import Strategy, result_spec, spec_of
+from planner.sharding.strategy import ALL_REDUCE, Strategy, result_spec, spec_of
 
 
 class Decided:
@@ -64,6 +64,12 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
     found: dict[Site, tuple[Spec, ...]] = {}
     values = decided.graph.values
     for value, spec in decided.specs.items():
+    primitive = {op.id: op.primitive for op in decided.graph.ops}
+    for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
+        if any(place != ALL_REDUCE for place in strategy.finish.values()):
+            name, value = primitive[node.ops[0]], node.outputs[0].value
+            way = way_made(node, name, decided.graph, strategy, decided.tables.network)
+            found.update((site, (*way, decided.spec(value))) for site in values[value].made)
         found.update((site, (spec,)) for site in values[value].made)
     nodes, sizes = decided.coarse.nodes, decided.sizes
     into_copy = {link.user: link for link in decided.coarse.links if nodes[link.user].kind == "copy"}

@@ -8,7 +8,7 @@ import pytest
 from pipeline import graph_of, network_of, stages_of
 
 from planner.cost.backend import Partial, rounded_reads, tpu_sums
-from planner.cost.traffic import row_of
+from planner.cost.traffic import row_of, way_made
 from planner.graph.graph import Value
 from planner.planning import Decided, transfers
 from planner.sharding.strategy import ALL_REDUCE, Strategy
@@ -169,7 +169,23 @@ def test_a_tpu_loops_where_a_matmul_hides_the_permutes(count, itemsize, rows):
     assert half[-1] == 1
 
 
-def test_idle_axes_of_a_matmul_take_parts_of_a_scattered_sum():
-    """As compiled on 4 x 4 devices, y idle: an all-reduce of a quarter over x, and a permute of it."""
-    found = written((768, 3072), {0: ("x",)}, hiding=1e-9, idle=("y",))
-    assert found == [("all_reduce", ("x",)), ("permute", ("x", "y"))]
+def test_a_matmul_is_led_to_what_a_tpu_would_not_do_by_itself():
+    """As compiled on 4 x 4 devices: constraints in turn keep two reduce-scatters apart, make one over all
+    devices of two, and keep the parts of a sum off axes that are idle."""
+    both = ("x", "y")
+    for places in ({0: both}, {0: ("y",), 1: ("x",)}):
+        found = written((768, 3072), places, hiding=1e-9)
+        assert found == [("reduce_scatter", ("x",)), ("reduce_scatter", ("y",))]
+    network = network_of("tpu_v5e:4x4", x=4, y=4)
+    stages = stages_of(lambda a, b: a @ b, f32(768, 1024), f32(1024, 3072), network=network)
+    (node,) = [node for node in stages.coarse.nodes if node.sums]
+    (reduced,) = node.sums[0].reduced
+
+    def way(split, finish):
+        strategy = Strategy({reduced: split}, finish)
+        return way_made(node, "dot_general", stages.graph, strategy, network)
+
+    assert way(both, {"x": 0, "y": 0}) == ((("x",), ()),)
+    assert way(both, {"x": 1, "y": 0}) == (((), ("x",)),)
+    assert way(("x",), {"x": 0}) == (((), ()),)
+    assert way(both, {"x": ALL_REDUCE, "y": ALL_REDUCE}) == ()

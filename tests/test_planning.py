@@ -56,7 +56,9 @@ def test_sites_cover_every_producer_with_the_spec_it_is_kept_in(name, mesh, seed
         made_by_node = value.id in decided.specs
         assert made_by_node or all(extent == 1 for extent in value.shape) or not _is_used(decided, value.id)
         for site in value.made if made_by_node else ():
-            assert found[site] == (decided.spec(value.id),)
+            *way, kept = found[site]
+            assert kept == decided.spec(value.id)
+            assert not way or kept not in way
 
 
 def _is_used(decided: Decided, value: int) -> bool:
@@ -155,8 +157,9 @@ def test_a_result_lives_where_the_argument_it_replaces_does(name, mesh, seed):
         if leaf.partner is not None:
             assert result.spec == arguments[leaf.partner].spec
     for planned in (*arguments, *results):
-        size = math.prod(planned.shape) * (4 if planned.dtype else 0)
-        assert planned.bytes == size / pieces(planned.spec, decided.sizes)
+        size = math.prod(planned.shape) * (4 if planned.dtype else 0) / pieces(planned.spec, decided.sizes)
+        padded = decided.tables.network.machine.chip.kind == "tpu" and planned.dtype
+        assert planned.bytes >= size if padded else planned.bytes == size
 
 
 def linear_step(state, batch):
@@ -171,7 +174,7 @@ def linear_step(state, batch):
     return {"w": state["w"] - 1e-3 * mean / (jnp.sqrt(square) + 1e-8), "mean": mean, "square": square}, 0.0
 
 
-INPUTS, OUTPUTS, BATCH, DEVICES = 256, 512, 64, 8
+INPUTS, OUTPUTS, BATCH, DEVICES = 8192, 8192, 1024, 8
 COUNT = INPUTS * OUTPUTS  # of the parameters
 EXAMPLES = 4 * BATCH * (INPUTS + OUTPUTS) / DEVICES  # bytes of the batch on one device
 

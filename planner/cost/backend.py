@@ -18,16 +18,18 @@ TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 a
         - A reduce-scatter of a matmul's sums over more than two devices, onto a dim that nothing else splits,
           becomes a loop of permutes around the matmul's parts if the parts take long enough to hide them.
           Each device passes on n + 1 parts of n, where a ring passes on n - 1.
-        - Sums scattered onto two dims are an all-reduce of the whole.
-        - Axes that a matmul leaves idle take parts of the dim that its sums are scattered onto; each group
-          sums its part, and permutes bring the parts to their places.
+        - Sums scattered onto two dims at once are an all-reduce of the whole; matmuls' stay two
+          reduce-scatters if each has a constraint of its own. So do two over parts of the devices for one
+          over all of them.
+        - Axes that a matmul leaves idle would take parts of the dim that its sums are scattered onto, and
+          permutes bring them to their places; not if the whole sum is constrained first.
 """
 
 import dataclasses
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from planner.graph.graph import Graph, Op
 from planner.sharding.spec import ways
@@ -101,43 +103,73 @@ def tpu_sums(
 ) -> Iterator[Written]:
     """The collectives that a TPU finishes a partial sum with. places: the axes to sum over, by the dim of the
     result that they are scattered onto, or ALL_REDUCE. link: bytes/s that a device sends both ways round."""
-    summed = tuple(axis for axis in sizes if any(axis in axes for axes in places.values()))
-    scattered = [dim for dim in places if dim != ALL_REDUCE]
-    if len(scattered) != 1:
-        yield "all_reduce", summed, partial.bytes, 1.0
+    stages, rest = scatter_stages(partial, places, sizes, link), places.get(ALL_REDUCE, ())
+    if not stages or (len(stages) > 1 and not partial.hiding):
+        yield (
+            "all_reduce",
+            tuple(a for a in sizes if any(a in axes for axes in places.values())),
+            partial.bytes,
+            1.0,
+        )
         return
-    (dim,), rest = scattered, places.get(ALL_REDUCE, ())
-    axes, kept = places[dim], partial.bytes
-    count = ways(axes, sizes)
-    if partial.hiding and not rest and partial.idle and ways(partial.idle, sizes) % count == 0:
-        yield "all_reduce", axes, kept / count, 1.0
-        yield "permute", (*axes, *partial.idle), kept / count, 1.0
-        return
-    alone = dim in partial.whole and not rest and count > 2
-    if alone and partial.hiding > 2 * kept / link / count:
-        yield "reduce_scatter", axes, kept, (count + 1) / (count - 1)
-    elif count == ways(tuple(sizes), sizes) or not _even_tiles(partial, dim, count):
-        yield "all_reduce", axes, kept, 1.0
-    else:
-        yield "reduce_scatter", axes, kept, 1.0
+    kept, shape = partial.bytes, list(partial.shape)
+    for dim, axes in stages:
+        count = ways(axes, sizes)
+        if len(stages) == 1 and _loops(partial, dim, axes, rest, sizes, link):
+            yield "reduce_scatter", axes, kept, (count + 1) / (count - 1)
+        elif count == ways(tuple(sizes), sizes) or not _even_tiles(shape, partial.itemsize, dim, count):
+            yield "all_reduce", axes, kept, 1.0
+        else:
+            yield "reduce_scatter", axes, kept, 1.0
+        kept /= count
+        shape[dim] //= count
     if rest:
-        yield "all_reduce", rest, kept / count, 1.0
+        yield "all_reduce", rest, kept, 1.0
 
 
-def _even_tiles(partial: Partial, dim: int, count: int) -> bool:
+def scatter_stages(
+    partial: Partial, places: Mapping[int, tuple[str, ...]], sizes: Mapping[str, int], link: float
+) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """(dim, axes) of the reduce-scatters of a sum, one after the other. One over all devices, which there is
+    not, is made of two: over the first axis, then over the others."""
+    stages = [(dim, axes) for dim, axes in sorted(places.items(), reverse=True) if dim != ALL_REDUCE]
+    if len(stages) == len(places) == 1 and partial.hiding:
+        ((dim, axes),) = stages
+        axes = tuple(axis for axis in axes if sizes[axis] > 1)
+        everywhere = ways(axes, sizes) == ways(tuple(sizes), sizes)
+        if everywhere and len(axes) > 1 and not _loops(partial, dim, axes, (), sizes, link):
+            return (dim, axes[:1]), (dim, axes[1:])
+    return tuple(stages)
+
+
+def _loops(
+    partial: Partial,
+    dim: int,
+    axes: tuple[str, ...],
+    rest: tuple[str, ...],
+    sizes: Mapping[str, int],
+    link: float,
+) -> bool:
+    """Whether a matmul's sum is scattered by a loop of permutes around its parts."""
+    count = ways(axes, sizes)
+    alone = dim in partial.whole and not rest and not partial.idle and count > 2
+    return alone and partial.hiding > 2 * partial.bytes / link / count
+
+
+def _even_tiles(shape: Sequence[int], itemsize: int, dim: int, count: int) -> bool:
     """Whether the parts of a sum scattered onto a dim lie in even numbers of tiles.
 
     The array lies in memory so that its parts fill the fewest tiles: some dim along the lanes, another along
     the sublanes; as it stands where that makes no difference.
     """
-    shard = [extent // count if d == dim else extent for d, extent in enumerate(partial.shape)]
+    shard = [extent // count if d == dim else extent for d, extent in enumerate(shape)]
     if len(shard) < 2:
         return False
     orders = sorted(itertools.permutations(range(len(shard)), 2), key=lambda order: order[::-1], reverse=True)
     orders.sort(key=lambda order: order != (len(shard) - 2, len(shard) - 1))
     row, lane = min(orders, key=lambda order: _padded(shard, *order))
     if lane == dim:
-        return shard[dim] * partial.itemsize % (4 * LANES) == 0
+        return shard[dim] * itemsize % (4 * LANES) == 0
     if row != dim or shard[dim] > SUBLANES:
         return True
     return shard[dim] == SUBLANES and _padded(shard, row, lane) // (SUBLANES * LANES) % 2 == 0

@@ -71,16 +71,36 @@ def finishes(
     partial sums."""
     yield from _halos(node, graph, strategy, network.sizes)
     for total in node.sums:
-        axes = tuple(a for factor in total.reduced for a in strategy.axes(factor))
-        whole = graph.values[total.value].bytes
-        if not axes or whole <= graph.values[total.value].itemsize:
+        places, value = _places(total, strategy), graph.values[total.value]
+        if not places or value.bytes <= value.itemsize:
             continue  # XLA combines the sums of scalars into one collective; nothing to choose by
-        places: dict[int, tuple[str, ...]] = {}
-        for axis in axes:
-            place = strategy.finish.get(axis, ALL_REDUCE)
-            places[place] = (*places.get(place, ()), axis)
         for kind, group, count, ring in _written(node, primitive, total, graph, strategy, places, network):
             yield Transfer(kind, group, count, total.repeat, total.value, ring)
+
+
+def _written(
+    node: Node,
+    primitive: str,
+    total: Sum,
+    graph: Graph,
+    strategy: Strategy,
+    places: Mapping[int, tuple[str, ...]],
+    network: Network,
+) -> Iterator[backend.Written]:
+    """What finishes a partial sum. places: as for `tpu_sums`."""
+    sizes = network.sizes
+    if network.machine.chip.kind == "tpu":
+        partial = _partial(node, primitive, total, graph, strategy, network)
+        yield from backend.tpu_sums(partial, places, sizes, network.link)
+        return
+    kept = graph.values[total.value].bytes / pieces(spec_of(total.dims, strategy), sizes)
+    for place, scattered in sorted(places.items(), reverse=True):
+        if place == ALL_REDUCE:
+            for together in [scattered] if network.joins else _by_factor(scattered, total, strategy):
+                yield "all_reduce", together, kept, 1.0
+        else:
+            yield "reduce_scatter", scattered, kept, 1.0
+            kept /= ways(scattered, sizes)
 
 
 def _halos(node: Node, graph: Graph, strategy: Strategy, sizes: dict[str, int]) -> Iterator[Transfer]:
@@ -98,39 +118,49 @@ def _halos(node: Node, graph: Graph, strategy: Strategy, sizes: dict[str, int]) 
             grown[value.id] = grown.get(value.id, 1.0) * (1 + (border.before + border.after) / rows)
 
 
-def _written(
-    node: Node,
-    primitive: str,
-    total: Sum,
-    graph: Graph,
-    strategy: Strategy,
-    places: Mapping[int, tuple[str, ...]],
-    network: Network,
-) -> Iterator[backend.Written]:
-    """What finishes a partial sum. places: as for `tpu_sums`."""
+def _partial(
+    node: Node, primitive: str, total: Sum, graph: Graph, strategy: Strategy, network: Network
+) -> backend.Partial:
     value, sizes = graph.values[total.value], network.sizes
     spec = spec_of(total.dims, strategy)
-    kept = value.bytes / pieces(spec, sizes)
-    if network.machine.chip.kind == "tpu":
-        is_matmul = primitive == "dot_general"
-        share = ways(tuple(a for axes in strategy.split.values() for a in axes), sizes)
-        partial = backend.Partial(
-            shape=tuple(n // ways(axes, sizes) for n, axes in zip(value.shape, spec, strict=True)),
-            itemsize=value.itemsize,
-            bytes=kept,
-            whole=frozenset(dim for dim, axes in enumerate(spec) if not axes),
-            hiding=node.flops / share / network.machine.peak_flops(value.dtype) if is_matmul else 0.0,
-            idle=tuple(a for a in sizes if not any(a in axes for axes in strategy.split.values())),
-        )
-        yield from backend.tpu_sums(partial, places, sizes, network.link)
-        return
-    for place, scattered in sorted(places.items(), reverse=True):
-        if place == ALL_REDUCE:
-            for together in [scattered] if network.joins else _by_factor(scattered, total, strategy):
-                yield "all_reduce", together, kept, 1.0
-        else:
-            yield "reduce_scatter", scattered, kept, 1.0
-            kept /= ways(scattered, sizes)
+    is_matmul = primitive == "dot_general"
+    share = ways(tuple(a for axes in strategy.split.values() for a in axes), sizes)
+    return backend.Partial(
+        shape=tuple(n // ways(axes, sizes) for n, axes in zip(value.shape, spec, strict=True)),
+        itemsize=value.itemsize,
+        bytes=value.bytes / pieces(spec, sizes),
+        whole=frozenset(dim for dim, axes in enumerate(spec) if not axes),
+        hiding=node.flops / share / network.machine.peak_flops(value.dtype) if is_matmul else 0.0,
+        idle=tuple(a for a in sizes if sizes[a] > 1 and not any(a in s for s in strategy.split.values())),
+    )
+
+
+def way_made(
+    node: Node, primitive: str, graph: Graph, strategy: Strategy, network: Network
+) -> tuple[Spec, ...]:
+    """The specs that a matmul's result passes through while its sum is scattered, the last one left out: what
+    leads the backend to the planned collectives."""
+    places = {place for place in strategy.finish.values() if place != ALL_REDUCE}
+    if network.machine.chip.kind != "tpu" or primitive != "dot_general" or not places:
+        return ()
+    (total,) = node.sums
+    partial = _partial(node, primitive, total, graph, strategy, network)
+    by_dim = _places(total, strategy)
+    now = list(spec_of(total.dims, strategy))
+    way = [tuple(now)] if partial.idle else []
+    for dim, axes in backend.scatter_stages(partial, by_dim, network.sizes, network.link)[:-1]:
+        now[dim] += axes
+        way.append(tuple(now))
+    return tuple(way)
+
+
+def _places(total: Sum, strategy: Strategy) -> dict[int, tuple[str, ...]]:
+    """The axes that a sum is over, by the dim they are scattered onto, or ALL_REDUCE."""
+    places: dict[int, tuple[str, ...]] = {}
+    for axis in (a for factor in total.reduced for a in strategy.axes(factor)):
+        place = strategy.finish.get(axis, ALL_REDUCE)
+        places[place] = (*places.get(place, ()), axis)
+    return places
 
 
 def _by_factor(axes: tuple[str, ...], total: Sum, strategy: Strategy) -> list[tuple[str, ...]]:
