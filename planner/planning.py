@@ -64,13 +64,13 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
     found: dict[Site, tuple[Spec, ...]] = {}
     values = decided.graph.values
     for value, spec in decided.specs.items():
+        found.update((site, (spec,)) for site in values[value].made)
     primitive = {op.id: op.primitive for op in decided.graph.ops}
     for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
         if any(place != ALL_REDUCE for place in strategy.finish.values()):
             name, value = primitive[node.ops[0]], node.outputs[0].value
             way = way_made(node, name, decided.graph, strategy, decided.tables.network)
             found.update((site, (*way, decided.spec(value))) for site in values[value].made)
-        found.update((site, (spec,)) for site in values[value].made)
     nodes, sizes = decided.coarse.nodes, decided.sizes
     into_copy = {link.user: link for link in decided.coarse.links if nodes[link.user].kind == "copy"}
     for link in decided.coarse.links:
