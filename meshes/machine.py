@@ -63,6 +63,11 @@ class Machine:
         """How many devices JAX shows."""
         return self.topology.devices
 
+    @property
+    def scratchpad_bytes(self) -> float:
+        """Memory on the chip that a compiler keeps whole arrays in, of one device; 0 if there is none."""
+        return self.chip.numbers.get("vmem_bytes", 0.0) / self.chip.devices_per_chip
+
     def peak_flops(self, dtype: str) -> float:
         """FLOP/s of a dense matmul on one device, for a numpy dtype name such as 'bfloat16'.
 

@@ -2,15 +2,17 @@
 stands."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
 from meshes.mesh import LogicalMesh
-from planner.cost.problem import Choice, peak_of
+from planner.cost.memory import peak_time
+from planner.cost.problem import Choice, usage_over_time
 from planner.cost.tables import Tables
 from planner.graph.coarsen import Coarse
 from planner.graph.graph import Graph
-from planner.planning import Decided, communication_seconds, wire_bytes
+from planner.planning import Decided, communication_seconds, peak_bytes, wire_bytes
 from planner.plans import SchemeRow
 from planner.sharding.named import SCHEMES
 
@@ -26,10 +28,16 @@ class Candidate:
     tables: Tables
     choice: Choice
 
-    @property
+    @functools.cached_property
     def fits(self) -> bool:
         """Whether it stays within the memory limit at every time."""
-        return self.choice.peak <= self.tables.problem.usage_limit and math.isfinite(self.choice.cost)
+        problem, chosen = self.tables.problem, self.choice.choice
+        if not math.isfinite(self.choice.cost):
+            return False
+        if self.choice.peak <= problem.usage_limit:
+            return True
+        time = peak_time(problem, chosen, self.tables.network.machine.scratchpad_bytes)
+        return bool(usage_over_time(problem, chosen)[time] <= problem.usage_limit)
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
@@ -85,7 +93,7 @@ def _row(name: str, graph: Graph, coarse: Coarse, candidate: Candidate) -> Schem
         step_seconds=candidate.choice.cost,
         compute_seconds=candidate.choice.cost - communication,
         exposed_seconds=communication,
-        peak_bytes=peak_of(candidate.tables.problem, candidate.choice.choice),
+        peak_bytes=peak_bytes(decided),
         wire_bytes=wire_bytes(decided),
         fits=candidate.fits,
     )

@@ -6,9 +6,8 @@ import importlib.metadata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from planner.cost.joined import remaining
+from planner.cost.memory import peak_time, stored_bytes
 from planner.cost.problem import usage_over_time
 from planner.cost.roofline import MATMULS
 from planner.cost.tables import Tables
@@ -156,10 +155,20 @@ def matmul_flops(decided: Decided) -> float:
 _HELD_AS = {"parameter": "parameters", "moment": "optimizer state", "data": "batch"}
 
 
+def peak_bytes(decided: Decided) -> float:
+    """The most that is held in a device's memory at any time."""
+    problem = decided.tables.problem
+    return float(usage_over_time(problem, decided.choice)[_peak(decided)])
+
+
+def _peak(decided: Decided) -> int:
+    return peak_time(decided.tables.problem, decided.choice, decided.tables.network.machine.scratchpad_bytes)
+
+
 def memory_at_peak(decided: Decided, sorts: Mapping[int, Sort]) -> dict[str, float]:
     """Bytes per device by kind, at the time when most is held."""
     problem, nodes = decided.tables.problem, decided.coarse.nodes
-    peak = int(np.argmax(usage_over_time(problem, decided.choice)))
+    peak = _peak(decided)
     held: dict[str, float] = defaultdict(float)
     for usage in problem.node_usages:
         if usage.first <= peak < usage.last:
@@ -192,7 +201,8 @@ def leaf_plans(decided: Decided) -> tuple[tuple[LeafPlan, ...], tuple[LeafPlan, 
         if value < 0:
             return LeafPlan(path, (), "", (), 0.0)
         v = graph.values[value]
-        return LeafPlan(path, v.shape, v.dtype, spec, v.bytes / pieces(spec, decided.sizes))
+        kind = decided.tables.network.machine.chip.kind
+        return LeafPlan(path, v.shape, v.dtype, spec, stored_bytes(v, spec, decided.sizes, kind))
 
     arguments = tuple(planned(a.path, a.value, decided.spec(a.value)) for a in graph.arguments)
     results = tuple(

@@ -19,7 +19,7 @@ from planner.graph.coarsen import Coarse, Node, Port
 from planner.graph.graph import Graph
 from planner.graph.labels import SAMPLE, batch_extent
 from planner.inputs import check_batch, usable_meshes
-from planner.planning import Decided, memory_at_peak
+from planner.planning import Decided, memory_at_peak, peak_bytes
 from planner.report.units import memory
 from planner.search import Found, Request, search
 from planner.sharding.spec import ways
@@ -40,7 +40,7 @@ def does_not_fit(
     """The error for a search whose leanest choice exceeds the limit. request: what was searched."""
     best = found.best
     decided = Decided(graph, coarse, best.tables, best.choice.choice)
-    peak, limit = best.choice.peak, best.tables.problem.usage_limit
+    peak, limit = peak_bytes(decided), best.tables.problem.usage_limit
     held = memory_at_peak(decided, found.sorts)
     parts = ", ".join(f"{kind} {memory(count)}" for kind, count in sorted(held.items(), key=lambda i: -i[1]))
     pins = request.pins if request else {}

@@ -58,7 +58,7 @@ def test_more_of_the_memory_is_the_first_remedy_and_enough():
 
 
 def test_a_smaller_batch_is_a_remedy_where_the_examples_are_what_is_large():
-    machine = dataclasses.replace(load_machine("tpu_v5e:2x4"), memory_bytes=2.0**20)
+    machine = dataclasses.replace(load_machine("gpu_h100_sxm_80gb:1x8"), memory_bytes=2.0**20)
     args = sgd_args(batch=2**18)
     message = refused(sgd_step, args, machine=machine, mesh={"x": 8})
     (smaller,) = re.findall(r"a batch of (\d+) instead of 262144", message)

@@ -10,20 +10,24 @@ it is made until it is last read. Copies that are brought into another spec are 
 there.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.problem import Usage
+from planner.cost.problem import Problem, Usage, usage_over_time
 from planner.cost.traffic import Transfer
 from planner.graph.buffers import Interval, buffers
 from planner.graph.coarsen import Coarse, Node
-from planner.graph.graph import Graph
+from planner.graph.graph import Graph, Value
 from planner.graph.rule import Dims
-from planner.sharding.spec import Spec, pieces
+from planner.sharding.spec import Spec, pieces, ways
 from planner.sharding.strategy import Strategy, result_spec, spec_of
+
+_LANES = 128
 
 Floats = NDArray[np.float64]
 Condition = Callable[[Sequence[Transfer]], bool]
@@ -53,19 +57,73 @@ def node_usages(
     graph: Graph,
     coarse: Coarse,
     tables: Sequence[Tabled],
-    held: Mapping[int, Interval],
     sizes: Mapping[str, int],
+    kind: str,
 ) -> list[Usage]:
     """The usages of all nodes. tables: of each node, one for all nodes of a signature, so that their usages
-    share arrays. held: from `held_values`. sizes: of the mesh axes."""
-    return list(_Usages(graph, tables, held, sizes).of(coarse))
+    share arrays. sizes: of the mesh axes. kind: of the chip."""
+    held = held_values(graph, coarse, kind)
+    return list(_Usages(graph, tables, held, sizes, kind).of(coarse))
+
+
+def peak_time(problem: Problem, choice: Sequence[int], scratchpad_bytes: float) -> int:
+    """When most is held in a device's memory.
+
+    If all that a step makes on its way fits into the memory on the chip at once, that is at the end, when
+    only its arguments and results are there. If not, everything streams through the chip, what waits waits
+    outside, and nothing is taken off. scratchpad_bytes: of the memory on the chip.
+    """
+    over_time = usage_over_time(problem, list(choice))
+    peak, end = int(np.argmax(over_time)), len(over_time) - 1
+    return end if over_time[peak] - over_time[end] <= scratchpad_bytes else peak
+
+
+def stored_bytes(value: Value, spec: Spec, sizes: Mapping[str, int], kind: str) -> float:
+    """Bytes of an argument or result on one device of a kind of chip.
+
+    A TPU keeps arrays in whole tiles of 8 rows of 128 numbers, whichever dims of the array lie so that the
+    fewest are padding; tiles have less rows where an array has, and a vector is one row of up to 1,024.
+
+    >>> stored_bytes(Value(0, (64, 24), "float32", 4), (("x",), ()), {"x": 2}, "tpu")
+    12288.0
+    """
+    shape = [n // ways(axes, sizes) for n, axes in zip(value.shape, spec, strict=True)]
+    large = [n for n in shape if n > 1]
+    count = math.prod(shape)
+    if kind != "tpu" or not count:
+        return float(value.itemsize * count)
+    if len(large) < 2:
+        return float(
+            value.itemsize * _whole(count, max(_LANES * 4 // value.itemsize, min(1024, _power(count))))
+        )
+    return float(
+        value.itemsize
+        * min(
+            count // (rows * columns) * _whole(rows, min(8, _power(rows))) * _whole(columns, _LANES)
+            for rows, columns in itertools.permutations(large, 2)
+        )
+    )
+
+
+def _power(count: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (count - 1).bit_length()
+
+
+def _whole(count: int, tile: int) -> int:
+    return -(-count // tile) * tile
 
 
 class _Usages:
     def __init__(
-        self, graph: Graph, tables: Sequence[Tabled], held: Mapping[int, Interval], sizes: Mapping[str, int]
+        self,
+        graph: Graph,
+        tables: Sequence[Tabled],
+        held: Mapping[int, Interval],
+        sizes: Mapping[str, int],
+        kind: str,
     ) -> None:
-        self.graph, self.tables, self.held, self.sizes = graph, tables, held, sizes
+        self.graph, self.tables, self.held, self.sizes, self.kind = graph, tables, held, sizes, kind
         self.made = {value: i for i, op in enumerate(graph.ops) for value in op.results}
         self.position = {op.id: i for i, op in enumerate(graph.ops)}
         self.known: dict[tuple, Floats] = {}
@@ -75,7 +133,7 @@ class _Usages:
         for node in coarse.nodes:
             if node.kind in ("leaf", "const"):
                 (port,) = node.outputs
-                yield Usage(node.id, 0, end, self._bytes(node, port.value, port.dims, result_spec))
+                yield Usage(node.id, 0, end, self._stored(node, port.value, port.dims))
             elif node.kind in ("block", "op"):
                 for port in node.outputs:
                     yield from self._held(node, port.value, port.dims, result_spec)
@@ -86,14 +144,19 @@ class _Usages:
                     yield from self._some(node, total.value, total.dims, (at, at), _is_unfinished)
         yield from self._looped(coarse)
 
+    def _stored(self, node: Node, value: int, dims: Dims) -> Floats:
+        """Of an argument, per strategy of its node."""
+        found, whole = self.tables[node.id].strategies, self.graph.values[value]
+        return np.array([stored_bytes(whole, spec_of(dims, s), self.sizes, self.kind) for s in found])
+
     def _held(self, node: Node, value: int, dims: Dims, spec: Spelled) -> Iterator[Usage]:
         if value in self.held:
             first, last = self.held[value]
             yield Usage(node.id, first, last + 1, self._bytes(node, value, dims, spec))
 
     def _looped(self, coarse: Coarse) -> Iterator[Usage]:
-        """A loop around a matmul's parts reads arrays: what the matmul else makes on the way in. Where several
-        read one, each answers for the time since the one before, so that it counts once."""
+        """A loop around a matmul's parts reads arrays: what the matmul else makes on the way in. Where
+        several read one, each answers for the time since the one before, so that it counts once."""
         since = dict(self.made)
         for node in sorted(coarse.nodes, key=lambda node: node.position):
             if node.kind == "op" and any(map(_is_looped, self.tables[node.id].sums)):

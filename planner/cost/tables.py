@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from planner.cost.edges import EdgePricer
 from planner.cost.joined import joined_sums, joint_costs
-from planner.cost.memory import held_values, node_usages
+from planner.cost.memory import node_usages
 from planner.cost.problem import Problem, Usage
 from planner.cost.roofline import work_seconds
 from planner.cost.traffic import Network, Transfer, finishes, rounded_ports, row_of
@@ -193,8 +193,7 @@ class _Build:
         return self.edge_tables[key]
 
     def _usages(self, nodes: list[NodeTable]) -> list[Usage]:
-        held = held_values(self.graph, self.coarse, self.network.machine.chip.kind)
-        return node_usages(self.graph, self.coarse, nodes, held, self.sizes)
+        return node_usages(self.graph, self.coarse, nodes, self.sizes, self.network.machine.chip.kind)
 
 
 def _of_specs(node: Node, specs: Sequence[Spec]) -> tuple[Strategy, ...]:
