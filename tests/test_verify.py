@@ -167,15 +167,30 @@ def test_an_array_that_is_left_whole_is_caught():
     assert verdict(plan, right, never).flags == ()
 
 
-def test_a_result_that_cannot_be_the_next_argument_is_caught_and_a_good_one_compiles_once():
+def compilations(plan: Plan, caplog: pytest.LogCaptureFixture) -> tuple[int, bool]:
+    """How often three steps are compiled, each on the state of the one before, and whether that state is
+    where the next step wants it."""
+    sharded = planner.plan_and_shard(chain, *CHAIN, plan=plan, donate_argnums=())
+    state, x = sharded.put({"w": jnp.eye(64)}, jnp.ones((64, 64)))
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        for _ in range(3):
+            state, _ = sharded(state, x)
+    lines = [record.message for record in caplog.records if "Finished XLA compilation" in record.message]
+    return sum("chain" in line for line in lines), state["w"].sharding == sharded.in_shardings[0]["w"]
+
+
+def test_a_result_that_cannot_be_the_next_argument_is_caught(caplog: pytest.LogCaptureFixture):
     plan = chain_plan()
     assert planner.verify(plan, chain, *CHAIN, donate_argnums=()).flags == ()
+    assert compilations(plan, caplog) == (1, True)
     results = (dataclasses.replace(plan.results[0], spec=(("x",), ())), *plan.results[1:])
-    found = planner.verify(dataclasses.replace(plan, results=results), chain, *CHAIN, donate_argnums=())
+    broken = dataclasses.replace(plan, results=results)
+    found = planner.verify(broken, chain, *CHAIN, donate_argnums=())
     assert [flag.what for flag in found.flags if flag.kind == "second compile"] == [
         "result.0.w, which becomes state.w of the next step, has P('x', None) instead of P(None, None), so "
         "that the next step moves it first, or is compiled again."
     ]
+    assert compilations(broken, caplog)[1] is False
 
 
 def scanned(weights, x):
