@@ -30,7 +30,7 @@ from planner.solvers.factors import Factor, Map, added, count, least_per_class, 
 from planner.solvers.interning import Interner
 from planner.solvers.minplus import OutOfTime, min_plus, why
 from planner.solvers.network import Network, network_of
-from planner.solvers.orders import Order, best_order
+from planner.solvers.orders import Order, best_order, greedy_order
 
 LARGEST_TABLE = 6e7  # entries of one kept table: half a gigabyte
 MOST_ENTRIES = 1e11  # of all distinct steps together: some minutes
@@ -80,8 +80,8 @@ class Elimination:
 
 
 def solve(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> Choice:
-    """The exact optimum without the memory limit; says so if the limit is broken, the tables are too large
-    or the time is up. `seed` is not used: there is nothing random."""
+    """The exact optimum without the memory limit, or, if its tables are too large, a choice and a bound by
+    mini-buckets; says so if the limit is broken or the time is up. `seed` is not used: nothing is random."""
     del seed
     deadline = time.monotonic() + seconds
     intern = Interner()
@@ -91,11 +91,22 @@ def solve(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> Choice:
     try:
         order = best_order(network, intern, most=MOST_ENTRIES)
         if order is None or order.largest > LARGEST_TABLE:
-            return _answer(problem, greedy, cheapest, f"its tables have over {LARGEST_TABLE:.0e} entries")
+            return _in_parts(problem, network, intern, deadline)
         found = eliminate(network, order, intern, deadline=deadline)
     except (OutOfTime, KeyboardInterrupt) as error:
         return _answer(problem, greedy, cheapest, f"not done: {why(error)}")
     return _answer(problem, found.choice, cost_of(problem, found.choice), "exact")
+
+
+def _in_parts(problem: Problem, network: Network, intern: Interner, deadline: float) -> Choice:
+    """A choice and a bound by mini-buckets."""
+    from planner.solvers.minibucket import bounded  # which builds on this module
+
+    order = greedy_order(network, intern, "weight")
+    assert order is not None  # no limit was given
+    found = bounded(network, order, intern, deadline=deadline)
+    stopped = f"its tables have over {LARGEST_TABLE:.0e} entries; bounded by mini-buckets"
+    return _answer(problem, found.choice, found.value - network.rounding, stopped)
 
 
 def _answer(problem: Problem, choice: tuple[int, ...], bound: float, stopped: str) -> Choice:
@@ -126,25 +137,36 @@ def eliminate(
 
 def take_out(state: Elimination, v: int, deadline: float = np.inf) -> None:
     """Eliminates one node. Raises OutOfTime or TooLarge, and leaves the state as it was."""
-    bucket = Bucket(v, state.unary[v], tuple(state.factors[v][scope] for scope in sorted(state.factors[v])))
+    bucket = bucket_of(state, v)
+    state.least[v] = send(state, bucket, deadline)
+    state.buckets.append(bucket)
+
+
+def bucket_of(state: Elimination, v: int) -> Bucket:
+    """All that names a node now."""
+    return Bucket(v, state.unary[v], tuple(state.factors[v][scope] for scope in sorted(state.factors[v])))
+
+
+def send(state: Elimination, bucket: Bucket, deadline: float = np.inf) -> float:
+    """Puts the message of a bucket in the place of its factors; the minimum that was taken off it. Raises
+    OutOfTime or TooLarge, and leaves the state as it was."""
     scope, key = _layout(bucket)
     known = state.intern.knows(key)
     maps, message, least, size = state.intern.recall(
         key, lambda: _message(bucket, scope, state.intern, state.most - state.entries, deadline)
     )
-    state.buckets.append(bucket)
     for factor in bucket.factors:
         for w in factor.scope:
             state.factors[w].pop(factor.scope, None)
     state.recalled, state.products = state.recalled + known, state.products + (not known)
     state.entries += 0.0 if known else size
-    state.least[v] = least
     if len(scope) == 1:
         w = scope[0]
         sum_key = ("unary", id(state.unary[w]), id(message), id(maps[0]))
         state.unary[w] = state.intern.recall(sum_key, lambda: state.intern(state.unary[w] + message[maps[0]]))
     elif scope:
         _insert(state.factors, Factor(scope, maps, message), state.intern)
+    return least
 
 
 def go_back(buckets: Sequence[Bucket], choice: list[int]) -> tuple[int, ...]:
