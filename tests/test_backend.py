@@ -41,6 +41,14 @@ def test_rounding_passes_through_what_only_moves_an_array():
     assert ("transpose", 0) in rounded(lambda a, b: a @ b.T, f32(4, 8), f32(4, 8))
 
 
+def test_rounding_by_the_program_counts_too():
+    def scanned(ws, x):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w.astype(x.dtype)), None), x, ws)[0]
+
+    half = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
+    assert rounded(scanned, f32(3, 8, 8), half) == {("scan_slice", 0), ("convert_element_type", 0)}
+
+
 def test_what_is_kept_too_is_not_rounded_on_the_way():
     def step(a, b):
         turned = b.T

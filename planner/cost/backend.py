@@ -7,8 +7,9 @@ CPU     A reduce-scatter is an all-reduce of which every device keeps a slice. T
         several dims, one for each, are not joined.
 TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 and v5p:2x2x2, some 500 of
         them with one op each:
-        - float32 operands of matmuls and convolutions of default precision are rounded to bfloat16 first,
-          and moved so, also through the slices of a scan, transposes and reshapes; sums stay float32.
+        - What is only read to be rounded to bfloat16 is rounded first, and moved so, also through the slices
+          of a scan, transposes and reshapes: float32 operands of matmuls and convolutions of default
+          precision, and of conversions. Sums stay float32.
         - A gathered value is kept for a later use in another nested program (the backward pass of a forward
           pass under jit) if that is near in the graph, else it is gathered again.
         - A vector is gathered by an all-gather if each device holds whole rows of 128 elements, else by an
@@ -38,7 +39,7 @@ from planner.sharding.strategy import ALL_REDUCE
 LANES, SUBLANES = 128, 8
 _FAR = 90  # 67 ops between the uses of a weight are near and 96 far, in GPTs of two layers
 _ROUNDING = frozenset({"dot_general", "conv_general_dilated"})
-_PASSING = frozenset({"scan_slice", "transpose", "reshape"})
+_PASSING = frozenset({"reshape", "rev", "scan_slice", "scan_stack", "squeeze", "transpose"})
 
 
 def shares_copies_within(chip_kind: str) -> float:
@@ -64,7 +65,9 @@ def rounded_reads(graph: Graph, chip_kind: str) -> frozenset[tuple[int, int]]:
     kept = {leaf.value for leaf in graph.results}
     found: set[tuple[int, int]] = set()
     for op in reversed(graph.ops):
-        rounds = op.primitive in _ROUNDING
+        rounds = op.primitive in _ROUNDING or (
+            op.primitive == "convert_element_type" and graph.values[op.results[0]].dtype == "bfloat16"
+        )
         if op.primitive in _PASSING:
             (result,) = op.results
             uses = [(reader.id, k) for reader, k in readers[result]]
