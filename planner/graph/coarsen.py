@@ -131,8 +131,10 @@ class _Builder:
                 if value is not None:
                     self.readers[value].append(op)
         self.loop_end: dict[tuple, int] = {}
+        self.loop_start: dict[tuple, int] = {}
         for op in graph.ops:
             for depth in range(1, len(op.region) + 1):
+                self.loop_start.setdefault(op.region[:depth], self.position[op.id])
                 self.loop_end[op.region[:depth]] = self.position[op.id]
         self.made_repeat = {value: op.repeat for op in graph.ops for value in op.results}
         self.region = {op.id: op.region for op in graph.ops}
@@ -257,8 +259,8 @@ class _Builder:
         return self.position[op.id]
 
     def _output(self, value: int, dims: Dims, op: Op) -> Port:
-        born = self.position[op.id]
-        last = born
+        last = self.position[op.id]
+        born = self.loop_start[op.region] if op.primitive == "scan_stack" else last  # whole from the start
         for reader in self.readers[value]:
             last = max(
                 last, *(self._use_position(reader, k) for k, v in enumerate(reader.operands) if v == value)
