@@ -59,6 +59,9 @@ class _Buffers:
                 self.loop[op.region[:depth]] = (self.loop.get(op.region[:depth], (i, i))[0], i)
         self.returned = {leaf.value for leaf in graph.results if leaf.value in self.maker}
         self.apart = self.returned | {value for op in graph.ops for value in self._read_as_arrays(op)}
+        self.ready: dict[
+            int, int
+        ] = {}  # the position of the last op that runs by itself before a value is there
         self.tail: dict[int, Op] = {}  # what comes out of a heavy op's tail, and all before it: that op
         self.written: set[int] = set(self.apart)
         self.twofold: set[int] = set()
@@ -66,6 +69,11 @@ class _Buffers:
         self.until: dict[int, int] = dict.fromkeys(self.returned, len(graph.ops))
 
     def found(self) -> dict[int, Interval]:
+        for op in self.graph.ops:
+            before = max((self.ready.get(v, -1) for v in op.operands if v is not None), default=-1)
+            self.ready.update(
+                dict.fromkeys(op.results, before if self._is_fused(op) else self.position[op.id])
+            )
         for op in self.graph.ops:
             if not self._is_fused(op):
                 for value in op.results:
@@ -82,12 +90,13 @@ class _Buffers:
     def _is_fused(self, op: Op) -> bool:
         """Whether an op runs inside those that read it."""
         plain = op.light and not op.rule.reduced and op.primitive not in _BORDERS | _RANDOM
-        return plain or op.primitive in _VIEWS
+        return plain or op.primitive in _VIEWS | {"scan_slice"}
 
     def _read_as_arrays(self, op: Op) -> Iterator[int]:
         """The operands that an op does not make on the way in: all of a heavy op's, and those from outside
         its loop. Behind a view it is the viewed value."""
         heavy = op.primitive in _BORDERS or not (op.light or op.primitive in MATMULS | _VIEWS)
+        heavy = heavy and op.primitive != "scan_stack"  # what it reads is written to its place at once
         for value in op.operands:
             if value in self.maker and (heavy or self.maker[value].region != op.region):
                 yield self._viewed(value)
@@ -115,8 +124,10 @@ class _Buffers:
         if heavy.primitive in _BORDERS or value in self.apart or len(self.readers[value]) != 1:
             return False
         (reader,) = self.readers[value]
-        same = [self.elements[v] for v in reader.results] == [self.elements[value]]
-        return same and self._is_fused(reader) and reader.region == heavy.region
+        if [self.elements[v] for v in reader.results] != [self.elements[value]]:
+            return False
+        there = self.ready[reader.results[0]] == self.position[heavy.id]  # all else it reads is
+        return there and self._is_fused(reader) and reader.region == heavy.region
 
     def _itemsize(self, value: int) -> int:
         return self.graph.values[value].itemsize
@@ -127,10 +138,14 @@ class _Buffers:
             for operand in op.operands:
                 mine, less = self.sources.get(operand, _NOTHING) if operand is not None else _NOTHING
                 large = operand is not None and self.elements[operand] >= self.elements[value]
+                large = large and op.primitive != "scan_slice"  # held whole until the loop ends, in any case
                 (whole if large else smaller).update(mine)
                 smaller.update(less)
+            if self.elements[value] == 1:
+                continue  # a scalar is nothing
             much = sum(self.elements[v] for v in whole) >= 2 * self.elements[value]
-            if much and value not in self.written and value not in self.tail:
+            alone = all(map(self._is_fused, self.readers[value]))  # a step on the way inside a fusion
+            if much and not alone and value not in self.written and value not in self.tail:
                 self.written.add(value)
                 self.twofold.add(value)
             if value in self.written:
@@ -159,7 +174,8 @@ class _Buffers:
         for k, value in enumerate(op.operands):
             if value is not None:
                 for source in self._all_sources(value):
-                    self.until[source] = max(self.until.get(source, -1), self._needed_until(op, k, at))
+                    last = self._needed_until(op, k, source, at)
+                    self.until[source] = max(self.until.get(source, -1), last)
         for value in op.results:
             if value in self.written:
                 self.until.setdefault(value, at)
@@ -192,14 +208,14 @@ class _Buffers:
             self.until[following] = max(self.until[following], self.until.get(inside, -1))
         self.until.pop(inside, None)
 
-    def _needed_until(self, op: Op, operand: int, at: int) -> int:
-        """What is from outside of a loop is needed until it ends; a carry's first value is written over."""
-        value = op.operands[operand]
+    def _needed_until(self, op: Op, operand: int, source: int, at: int) -> int:
+        """What is from outside of a loop is needed until it ends; a carry's first value is written over, and
+        the next one takes its place."""
         if op.primitive == "loop_carry":
-            return (
-                at - 1 if operand == 0 else self.position[self.maker[value].id] if value in self.maker else at
-            )
-        home = self.maker[value].region if value in self.maker else ()
+            return at - 1 if operand == 0 else self._born(source)
+        if op.primitive == "scan_stack":
+            at = self.position[self.maker[op.operands[0] or source].id]
+        home = self.maker[source].region
         for depth in range(1, len(op.region) + 1):
             if op.region[:depth] != home[:depth]:
                 return self.loop[op.region[:depth]][1]
