@@ -13,7 +13,7 @@ from planner.cost.roofline import MATMULS
 from planner.cost.tables import Tables
 from planner.cost.traffic import Transfer, finishes, moves, way_made
 from planner.graph.coarsen import Coarse, Link
-from planner.graph.graph import Graph, Site
+from planner.graph.graph import Graph, Path, Site
 from planner.graph.labels import SAMPLE
 from planner.graph.notation import show as show_rule
 from planner.plans import Collective, LeafPlan
@@ -84,7 +84,24 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
         way += _way(made, read, sizes)
         if way:
             found.update((site, way) for site in nodes[link.user].inputs[link.into].uses)
-    return found
+    return found | dict(_other_uses(decided, found))
+
+
+def _other_uses(
+    decided: Decided, found: Mapping[Site, tuple[Spec, ...]]
+) -> Iterator[tuple[Site, tuple[Spec, ...]]]:
+    """The uses, as it is kept, of what a nested program is given and reads in another spec too: the only
+    constraint of an argument would be taken for the spec of the argument itself."""
+    uses: dict[tuple[int, Path], list[Site]] = defaultdict(list)
+    for op in decided.graph.ops:
+        for value, several in zip(op.operands, op.uses, strict=True):
+            if value is not None and value in decided.specs:
+                for site in several:
+                    uses[value, site.path].append(site)
+    for (value, path), several in uses.items():
+        made_here = any(site.path == path for site in decided.graph.values[value].made)
+        if not made_here and any(site in found for site in several):
+            yield from ((site, (decided.spec(value),)) for site in several if site not in found)
 
 
 def _way(source: Spec, target: Spec, sizes: Mapping[str, int]) -> tuple[Spec, ...]:
