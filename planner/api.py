@@ -17,7 +17,6 @@ from meshes.mesh import LogicalMesh, mesh_of, preferred_meshes
 from planner import planning
 from planner.apply import ShardedStep, apply
 from planner.compiled import compile_step, devices_of
-from planner.cost.backend import shares_copies_within
 from planner.cost.saving import in_whole_numbers, save
 from planner.describe import describe
 from planner.graph.coarsen import Coarse, coarsen
@@ -71,7 +70,7 @@ def plan(
     graph = build_graph(traced)
     check_batch(graph, target, fixed=mesh is not None)
     walked = time.monotonic()
-    coarse = coarsen(graph, shares_copies_within(target.chip.kind))
+    coarse = coarsen(graph)
     request = Request(
         limit=target.memory_bytes * memory_fraction,
         schemes=tuple(schemes or ()),

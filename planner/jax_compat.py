@@ -98,6 +98,28 @@ def unplaced(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, **bare, "ctx_mesh": plain.params["ctx_mesh"]}
 
 
+def body_in_place(eqn: Any) -> tuple[str, int | None, Any] | None:
+    """The body of a jit (parameter, index in it, jaxpr) that may as well stand where its equation does; None
+    for other equations, and for a jit that holds arrays of its own."""
+    if eqn.primitive.name not in ("jit", "pjit"):
+        return None
+    ((name, index, jaxpr),) = sub_jaxprs(eqn)
+    return None if open_jaxpr(jaxpr).constvars else (name, index, jaxpr)
+
+
+def under(eqn: Any, jit: Any) -> Any:
+    """An equation of a jit's body, named as jax names it there; without a line of its own, at the jit's."""
+    outer, inner = jit.source_info, eqn.source_info
+    names = outer.name_stack.extend(f"{jit.primitive.name}({jit.params['name']})") + inner.name_stack
+    line = outer.traceback if inner.traceback is None else inner.traceback
+    return eqn.replace(source_info=inner.replace(name_stack=names, traceback=line))
+
+
+def fresh(var: Any) -> Any:
+    """Another variable of the same type; a dropped result stays dropped."""
+    return var if isinstance(var, jex.DropVar) else jex.Var(var.aval)
+
+
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a constant written in the equation itself."""
     return isinstance(atom, jex.Literal)

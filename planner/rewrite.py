@@ -1,8 +1,9 @@
 """JAX edge: writes a plan's specs into a jaxpr as sharding constraints, at every depth.
 
-The program itself is not touched: an equation keeps its parameters, source line and context, and each
-constraint is a copy of the equation jax itself builds for it. Constraints change no type, so every nested
-jaxpr stays valid where it is. The user's own constraints are taken out; they speak of another mesh.
+The program itself is not touched, but for jits inside it, which are written out: an equation keeps its
+parameters, source line and context, and each constraint is a copy of the equation jax itself builds for it.
+Constraints change no type, so every nested jaxpr stays valid where it is. The user's own constraints are
+taken out; they speak of another mesh.
 """
 
 import dataclasses
@@ -17,11 +18,14 @@ from jax.sharding import Mesh
 from planner.errors import PlanFileError
 from planner.graph.graph import Path, Site
 from planner.jax_compat import (
+    body_in_place,
     close_jaxpr,
+    fresh,
     is_literal,
     named_sharding,
     open_jaxpr,
     sub_jaxprs,
+    under,
     unplaced,
     with_bodies,
 )
@@ -68,12 +72,13 @@ def rewrite(closed_jaxpr: Any, sites: Mapping[Site, Chain], mesh: Mesh) -> Any:
     """The closed jaxpr with a chain of sharding constraints at every site.
 
     Of 'in' and 'out', all later uses see the constrained value; 'use' and 'ret' concern one place. Two uses
-    of a value in one spec share one constrained value, and with it one gather. The axes of `mesh` are Auto.
-    Raises PlanFileError if a site does not exist in this program, or has another rank.
+    of a value in one spec share one constrained value, and with it one gather, also where they stand in
+    different jits. The axes of `mesh` are Auto. Raises PlanFileError if a site does not exist in this
+    program, or has another rank.
     """
     scope = _scopes(sites)
     _check(closed_jaxpr, scope)
-    return _rewrite(closed_jaxpr, scope, _Constraints(mesh), {})
+    return _rewritten(closed_jaxpr, scope, _Constraints(mesh), {})
 
 
 def _scopes(sites: Mapping[Site, Chain]) -> _Scope:
@@ -87,50 +92,84 @@ def _scopes(sites: Mapping[Site, Chain]) -> _Scope:
     return top
 
 
-def _rewrite(jaxpr: Any, scope: _Scope, constraints: _Constraints, done: dict[Any, Any]) -> Any:
+def _rewritten(jaxpr: Any, scope: _Scope, constraints: _Constraints, done: dict[Any, Any]) -> Any:
     """One jaxpr, closed or open; `done` holds the bodies rewritten so far, by identity and sites."""
     identity = (id(jaxpr), scope.key())
-    if identity in done:
-        return done[identity]
-    inner = open_jaxpr(jaxpr)
-    eqns: list[Any] = []
-    values: dict[Any, Any] = {}  # a variable of the old program -> the atom that stands for it now
-    known: dict[tuple[Any, Spec], Any] = {}  # (variable, spec) -> that variable under that spec
+    if identity not in done:
+        inner, body = open_jaxpr(jaxpr), _Body(constraints, done)
+        results = body.walk(inner, list(inner.invars), scope, None)
+        done[identity] = close_jaxpr(inner.replace(eqns=body.eqns, outvars=results), jaxpr)
+    return done[identity]
 
-    def read(atom: Any) -> Any:
-        return atom if is_literal(atom) else values.get(atom, atom)
 
-    def constrain(atom: Any, place: Place, like: Any) -> Any:
+class _Body:
+    """The equations of a new jaxpr. Jits are written out in their place: a forward and a backward pass often
+    are two of them, and only uses of one constrained value are sure to share its gather."""
+
+    def __init__(self, constraints: _Constraints, done: dict[Any, Any]) -> None:
+        self.constraints, self.done = constraints, done
+        self.eqns: list[Any] = []
+        self.known: dict[tuple[Any, Spec], Any] = {}  # (variable, spec) -> that variable under that spec
+
+    def walk(self, inner: Any, operands: list[Any], scope: _Scope, jit: Any) -> list[Any]:
+        """Writes the equations of an open jaxpr, given its operands, and returns its results as atoms. jit:
+        the equation that it is the body of, if it is written out in place."""
+        values: dict[Any, Any] = {}  # a variable of the old program -> the atom that stands for it now
+
+        def read(atom: Any) -> Any:
+            return atom if is_literal(atom) else values.get(atom, atom)
+
+        first = inner.eqns[0] if inner.eqns else jit
+        for index, (var, atom) in enumerate(zip(inner.invars, operands, strict=True)):
+            values[var] = self.constrain(atom, scope, ("in", -1, index), first, jit)
+        for number, eqn in enumerate(inner.eqns):
+            found = self.equation(eqn, [read(atom) for atom in eqn.invars], scope, number, jit)
+            for index, (var, atom) in enumerate(zip(eqn.outvars, found, strict=True)):
+                values[var] = self.constrain(atom, scope, ("out", number, index), eqn, jit)
+        last = inner.eqns[-1] if inner.eqns else jit
+        return [
+            self.constrain(read(atom), scope, ("ret", -1, index), last, jit)
+            for index, atom in enumerate(inner.outvars)
+        ]
+
+    def equation(self, eqn: Any, operands: list[Any], scope: _Scope, number: int, jit: Any) -> list[Any]:
+        """Writes one equation, its uses constrained, and returns its results as atoms."""
+        if eqn.primitive.name == "sharding_constraint":
+            return operands
+        operands = [
+            self.constrain(atom, scope, ("use", number, index), eqn, jit)
+            for index, atom in enumerate(operands)
+        ]
+        body = body_in_place(eqn)
+        if body is not None:
+            (name, index, jaxpr) = body
+            outer = eqn if jit is None else under(eqn, jit)
+            return self.walk(open_jaxpr(jaxpr), operands, _inner(scope, (number, name, index)), outer)
+        bodies = {
+            (name, index): _rewritten(
+                jaxpr, _inner(scope, (number, name, index)), self.constraints, self.done
+            )
+            for name, index, jaxpr in sub_jaxprs(eqn)
+        }
+        results = list(eqn.outvars) if jit is None else [fresh(var) for var in eqn.outvars]
+        new = eqn if jit is None else under(eqn, jit)
+        self.eqns.append(
+            new.replace(invars=operands, outvars=results, params=unplaced(with_bodies(eqn, bodies)))
+        )
+        return results
+
+    def constrain(self, atom: Any, scope: _Scope, place: Place, like: Any, jit: Any) -> Any:
+        """An atom under the specs of a site, one after the other."""
         for spec in scope.sites.get(place, ()):
             if not _can_hold(atom, spec):
                 return atom
-            if (atom, spec) not in known:
-                eqn = constraints.equation(atom, spec, like)
-                eqns.append(eqn)
-                known[atom, spec] = known[eqn.outvars[0], spec] = eqn.outvars[0]
-            atom = known[atom, spec]
+            if (atom, spec) not in self.known:
+                near = like if jit is None or like is jit else under(like, jit)
+                eqn = self.constraints.equation(atom, spec, near)
+                self.eqns.append(eqn)
+                self.known[atom, spec] = self.known[eqn.outvars[0], spec] = eqn.outvars[0]
+            atom = self.known[atom, spec]
         return atom
-
-    first = inner.eqns[0] if inner.eqns else None
-    for index, var in enumerate(inner.invars):
-        values[var] = constrain(var, ("in", -1, index), first)
-    for number, eqn in enumerate(inner.eqns):
-        operands = [read(atom) for atom in eqn.invars]
-        if eqn.primitive.name == "sharding_constraint":
-            values[eqn.outvars[0]] = constrain(operands[0], ("out", number, 0), eqn)
-            continue
-        operands = [constrain(atom, ("use", number, index), eqn) for index, atom in enumerate(operands)]
-        bodies = {
-            (name, index): _rewrite(body, _inner(scope, (number, name, index)), constraints, done)
-            for name, index, body in sub_jaxprs(eqn)
-        }
-        eqns.append(eqn.replace(invars=operands, params=unplaced(with_bodies(eqn, bodies))))
-        for index, var in enumerate(eqn.outvars):
-            values[var] = constrain(var, ("out", number, index), eqn)
-    last = eqns[-1] if eqns else None
-    results = [constrain(read(a), ("ret", -1, i), last) for i, a in enumerate(inner.outvars)]
-    done[identity] = close_jaxpr(inner.replace(eqns=eqns, outvars=results), jaxpr)
-    return done[identity]
 
 
 def _inner(scope: _Scope, step: Body) -> _Scope:

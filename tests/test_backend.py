@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 from pipeline import graph_of, network_of, stages_of
 
-from planner.cost.backend import Partial, rounded_reads, tpu_sums
+import planner
+from planner.cost.backend import Partial, cpu_sums, rounded_reads, tpu_sums
 from planner.cost.traffic import row_of, way_made
 from planner.graph.graph import Value
 from planner.planning import Decided, transfers
@@ -197,3 +198,36 @@ def test_a_matmul_is_led_to_what_a_tpu_would_not_do_by_itself():
     assert way(both, {"x": 1, "y": 0}) == (((), ("x",)),)
     assert way(("x",), {"x": 0}) == (((), ()),)
     assert way(both, {"x": ALL_REDUCE, "y": ALL_REDUCE}) == ()
+
+
+def test_a_cpu_sums_a_scatter_dim_by_dim_and_the_whole_of_what_is_scattered_onto_two_dims():
+    sizes, x, y = {"x": 4, "y": 2}, ("x",), ("y",)
+    both = {0: ("x", "y")}
+    assert list(cpu_sums(64.0, both, [("x", "y")], sizes, scatter=False)) == [
+        ("reduce_scatter", ("x", "y"), 64.0, 1.0)
+    ]
+    each = [("all_reduce", x, 64.0, 1.0), ("all_reduce", y, 64.0, 1.0)]
+    assert list(cpu_sums(64.0, both, [x, y], sizes, scatter=True)) == each
+    assert list(cpu_sums(64.0, {0: x, 1: y}, [x, y], sizes, scatter=False)) == each
+    assert list(cpu_sums(64.0, {0: x, ALL_REDUCE: y}, [x, y], sizes, scatter=False)) == [
+        ("reduce_scatter", x, 64.0, 1.0),
+        ("all_reduce", y, 16.0, 1.0),
+    ]
+
+
+def test_a_cpu_moves_bfloat16_as_float32():
+    def step(params, x):
+        def loss(params):
+            return jnp.mean(jnp.square(jnp.tanh(x @ params["w"] + params["b"]).astype(jnp.float32)))
+
+        return jax.tree.map(lambda p, g: p - (0.1 * g).astype(p.dtype), params, jax.grad(loss)(params))
+
+    def half(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    args = {"w": half(64, 64), "b": half(64)}, half(32, 64)
+    plan = planner.plan(step, *args, machine="cpu:8", mesh={"x": 8}, schemes=["fsdp"])
+    assert sorted(c.bytes for c in plan.collectives) == [4 * 64, 4 * 64, 4 * 64 * 64, 4 * 64 * 64]
+    found = planner.verify(plan, step, *args)
+    assert found.wire.compiled == found.wire.planned == pytest.approx(plan.wire_bytes)
+    assert found.flags == ()

@@ -1,6 +1,5 @@
 """Coarsening: which ops share a node, what a node reads and leaves, and for how long."""
 
-import math
 from collections import Counter
 
 import jax
@@ -242,24 +241,3 @@ def gpt(layers: int) -> tuple[Graph, Coarse]:
 def test_every_layer_adds_the_same_nodes(deep):
     one, two, many = (len(gpt(layers)[1].nodes) for layers in (1, 2, deep))
     assert many == one + (deep - 1) * (two - one)
-
-
-def test_a_value_is_copied_once_for_near_uses_and_again_for_far_ones():
-    """A weight used in two nested programs, with a chain of tanh between them."""
-
-    def step(w, x):
-        for _ in range(2):
-            x = jax.jit(lambda w, x: jnp.tanh(x @ w) @ w)(w, x)
-            for _ in range(10):
-                x = jnp.tanh(x)
-        return x
-
-    graph = graph_of(step, f32(8, 8), f32(8, 8))
-
-    def copied(far: float) -> list[int]:
-        coarse = coarsen(graph, far)
-        copies = [node.id for node in coarse.nodes if node.kind == "copy"]
-        return [sum(link.maker == copy for link in coarse.links) for copy in copies]
-
-    assert copied(math.inf) == copied(20) == [4]
-    assert copied(5) == [2, 2]

@@ -4,14 +4,13 @@ The plan asks for an all-gather or a reduce-scatter; the bytes on the wire follo
 the machine writes for it. Each rule stands here once, with what it was read from.
 
 CPU     A reduce-scatter is an all-reduce of which every device keeps a slice. The all-reduces for a sum over
-        several dims, one for each, are not joined.
+        several dims, one for each, are not joined; nor are those of a scatter, or of sums scattered onto
+        several dims, and each of them moves the whole. bfloat16 moves, and is summed, as float32.
 TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 and v5p:2x2x2, some 500 of
         them with one op each:
         - What is only read to be rounded to bfloat16 is rounded first, and moved so, also through the slices
           of a scan, transposes and reshapes: float32 operands of matmuls and convolutions of default
           precision, and of conversions. Sums stay float32.
-        - A gathered value is kept for a later use in another nested program (the backward pass of a forward
-          pass under jit) if that is near in the graph, else it is gathered again.
         - A vector is gathered by an all-gather if each device holds whole rows of 128 elements, else by an
           all-reduce of the vector with zeros in the other devices' places.
         - A reduce-scatter stays one if its groups are not all devices and each part is an even number of
@@ -37,15 +36,8 @@ from planner.sharding.spec import ways
 from planner.sharding.strategy import ALL_REDUCE
 
 LANES, SUBLANES = 128, 8
-_FAR = 90  # 67 ops between the uses of a weight are near and 96 far, in GPTs of two layers
 _ROUNDING = frozenset({"dot_general", "conv_general_dilated"})
 _PASSING = frozenset({"reshape", "rev", "scan_slice", "scan_stack", "squeeze", "transpose"})
-
-
-def shares_copies_within(chip_kind: str) -> float:
-    """How many ops may lie between two uses, in different nested programs, of a value that is moved once for
-    both."""
-    return _FAR if chip_kind == "tpu" else math.inf
 
 
 def gathers_vectors(chip_kind: str, shard: float) -> str:
@@ -99,6 +91,34 @@ class Partial:
 
 
 Written = tuple[str, tuple[str, ...], float, float]  # kind, axes, bytes, times what a ring sends
+
+
+def widening(chip_kind: str, dtype: str) -> float:
+    """How many times as wide as its elements are what moves of an array."""
+    return 2.0 if chip_kind == "cpu" and dtype == "bfloat16" else 1.0
+
+
+def cpu_sums(
+    count: float,
+    places: Mapping[int, tuple[str, ...]],
+    factors: Sequence[tuple[str, ...]],
+    sizes: Mapping[str, int],
+    scatter: bool,
+) -> Iterator[Written]:
+    """The collectives that a CPU finishes a partial sum of `count` bytes on each device with. places: as for
+    `tpu_sums`. factors: the axes of each reduced factor. scatter: whether the op that sums is one."""
+    several = sum(place != ALL_REDUCE for place in places) > 1
+    if scatter or several:
+        for axes in factors if scatter else places.values():
+            yield "all_reduce", axes, count, 1.0
+        return
+    for place, axes in sorted(places.items(), reverse=True):
+        if place == ALL_REDUCE:
+            parts = (tuple(a for a in factor if a in axes) for factor in factors)
+            yield from (("all_reduce", part, count, 1.0) for part in parts if part)
+        else:
+            yield "reduce_scatter", axes, count, 1.0
+            count /= ways(axes, sizes)
 
 
 def tpu_sums(

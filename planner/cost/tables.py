@@ -182,7 +182,7 @@ class _Build:
         port = self.coarse.nodes[link.user].inputs[link.into]
         made, read = nodes[link.maker].outputs[link.out], nodes[link.user].inputs[link.into]
         value = self.graph.values[port.value]
-        whole, row = value.bytes, row_of(value)
+        whole, row = self.network.moved_bytes(value), row_of(value)
         if (link.user, link.into) in self.rounded:
             whole /= 2
         key = (id(made), id(read), whole, port.repeat, row)

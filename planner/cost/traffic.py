@@ -35,7 +35,6 @@ class Network:
     def __init__(self, machine: Machine, mesh: LogicalMesh) -> None:
         self.machine, self.mesh, self.sizes = machine, mesh, dict(mesh.sizes)
         self._emulated = {"reduce_scatter": "all_reduce"} if machine.chip.kind == "cpu" else {}
-        self.joins = machine.chip.kind != "cpu"
         self.joins_added = machine.chip.kind == "tpu"
         oneway = machine.chip.numbers.get("ici_bandwidth_bytes_per_s_oneway_per_link", 0.0)
         self.link = 2 * oneway / machine.chip.devices_per_chip
@@ -49,6 +48,10 @@ class Network:
 
     def _seconds(self, kind: str, axes: tuple[str, ...], count: float) -> float:
         return collectives.seconds(self.machine, self.mesh, self._emulated.get(kind, kind), axes, count)
+
+    def moved_bytes(self, value: Value) -> float:
+        """Bytes of a whole array as it moves."""
+        return value.bytes * backend.widening(self.machine.chip.kind, value.dtype)
 
     def wire_bytes(self, one: Transfer) -> float:
         """Bytes each device sends in one run."""
@@ -69,7 +72,7 @@ def finishes(
 ) -> Iterator[Transfer]:
     """The collectives inside a node: rows that its parts read of their neighbours', and those that finish its
     partial sums."""
-    yield from _halos(node, graph, strategy, network.sizes)
+    yield from _halos(node, graph, strategy, network)
     for total in node.sums:
         places, value = _places(total, strategy), graph.values[total.value]
         if not places or value.bytes <= value.itemsize:
@@ -93,25 +96,27 @@ def _written(
         partial = _partial(node, primitive, total, graph, strategy, network)
         yield from backend.tpu_sums(partial, places, sizes, network.link)
         return
-    kept = graph.values[total.value].bytes / pieces(spec_of(total.dims, strategy), sizes)
-    for place, scattered in sorted(places.items(), reverse=True):
-        if place == ALL_REDUCE:
-            for together in [scattered] if network.joins else _by_factor(scattered, total, strategy):
-                yield "all_reduce", together, kept, 1.0
-        else:
-            yield "reduce_scatter", scattered, kept, 1.0
-            kept /= ways(scattered, sizes)
+    kept = network.moved_bytes(graph.values[total.value]) / pieces(spec_of(total.dims, strategy), sizes)
+    if network.machine.chip.kind == "cpu":
+        factors = [axes for factor in total.reduced if (axes := strategy.axes(factor))]
+        yield from backend.cpu_sums(kept, places, factors, sizes, primitive.startswith("scatter"))
+        return
+    for place, axes in sorted(places.items(), reverse=True):
+        yield "all_reduce" if place == ALL_REDUCE else "reduce_scatter", axes, kept, 1.0
+        kept /= 1 if place == ALL_REDUCE else ways(axes, sizes)
 
 
-def _halos(node: Node, graph: Graph, strategy: Strategy, sizes: dict[str, int]) -> Iterator[Transfer]:
+def _halos(node: Node, graph: Graph, strategy: Strategy, network: Network) -> Iterator[Transfer]:
     """A permute from each side that a node reads rows from; those of a later dim hold the rows that came
     before."""
+    sizes = network.sizes
     grown: dict[int, float] = {}
     for border in node.borders:
         axes = strategy.axes(border.dims[border.dim][0])
         if axes:
             value = graph.values[border.value]
-            part = value.bytes / pieces(spec_of(border.dims, strategy), sizes) * grown.get(value.id, 1.0)
+            part = network.moved_bytes(value) / pieces(spec_of(border.dims, strategy), sizes)
+            part *= grown.get(value.id, 1.0)
             rows = value.shape[border.dim] / ways(axes, sizes)
             for count in filter(None, (border.before, border.after)):
                 yield Transfer("permute", axes, part * count / rows, border.repeat, value.id)
@@ -163,12 +168,6 @@ def _places(total: Sum, strategy: Strategy) -> dict[int, tuple[str, ...]]:
     return places
 
 
-def _by_factor(axes: tuple[str, ...], total: Sum, strategy: Strategy) -> list[tuple[str, ...]]:
-    """The axes that split each of the reduced factors, apart."""
-    parts = [tuple(a for a in strategy.axes(factor) if a in axes) for factor in total.reduced]
-    return [part for part in parts if part]
-
-
 def row_of(value: Value) -> int:
     """Bytes of an element of a value with one dim, 0 for others: what tells the rows of a vector."""
     return value.itemsize if len(value.shape) == 1 else 0
@@ -179,7 +178,7 @@ def moves(
 ) -> Iterator[Transfer]:
     """The collectives that bring a value, kept in `source`, to where a node reads it in `target`. rounded:
     whether it is brought there in half its width."""
-    whole = value.bytes / 2 if rounded else value.bytes
+    whole = network.moved_bytes(value) / (2 if rounded else 1)
     for step in reshard(source, target, network.sizes):
         kind, _ = network.move(step.kind, step.axes, step.fraction * whole, row_of(value))
         yield Transfer(kind, step.axes, step.fraction * whole, port.repeat, port.value)

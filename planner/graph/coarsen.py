@@ -7,10 +7,8 @@ several blocks of one body use: one that heavy ops and blocks use may have both.
 """
 
 import dataclasses
-import functools
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from planner.graph.blocks import Block, find_blocks, is_scalar
@@ -105,12 +103,11 @@ class Coarse:
     home: dict[int, tuple[int, int]]
 
 
-def coarsen(graph: Graph, far: float = math.inf) -> Coarse:
-    """Group the ops of a graph into nodes, and link them by the values they exchange. far: how many ops may
-    lie between two uses in different nested programs that share a copy."""
+def coarsen(graph: Graph) -> Coarse:
+    """Group the ops of a graph into nodes and link them by the values they exchange."""
     when = {op.id: i for i, op in enumerate(graph.ops)}
     blocks = find_blocks(graph, when)
-    builder = _Builder(graph, when, far)
+    builder = _Builder(graph, when)
     builder.leaves()
     for block in blocks:
         builder.block(block)
@@ -120,8 +117,8 @@ def coarsen(graph: Graph, far: float = math.inf) -> Coarse:
 class _Builder:
     """Makes the nodes one group at a time, then the copies, then the links."""
 
-    def __init__(self, graph: Graph, when: dict[int, int], far: float) -> None:
-        self.graph, self.position, self.far = graph, when, far
+    def __init__(self, graph: Graph, when: dict[int, int]) -> None:
+        self.graph, self.position = graph, when
         self.labels = label(graph)
         self.nodes: list[Node] = []
         self.home: dict[int, tuple[int, int]] = {}
@@ -292,7 +289,7 @@ class _Builder:
                 elif node.kind == "block" and self._stays_inside(node, port.value):
                     readers[port.value, self.region[node.ops[0]], "block"].append((node, k))
         reached = {}
-        for value, users in self._together(readers):
+        for (value, *_), users in readers.items():
             if len(users) < 2 or value not in self.home:
                 continue
             ports = [node.inputs[k] for node, k in users]
@@ -304,35 +301,6 @@ class _Builder:
             copy = self.add_copy(value, dims, first, last, repeat)
             reached.update({(value, node.id): copy.id for node, _ in users})
         return reached
-
-    def _together(
-        self, readers: Mapping[tuple, Sequence[tuple[Node, int]]]
-    ) -> Iterable[tuple[int, list[tuple[Node, int]]]]:
-        """Readers of a value that share a copy: those of one nested program, and of the next one if it is not
-        far: a forward and a backward pass are two programs, and the compiler gathers again what it would
-        have to hold for long in between."""
-        for (value, *_), users in readers.items():
-            scopes: dict[Path, list[tuple[Node, int]]] = defaultdict(list)
-            for node, k in users:
-                uses = node.inputs[k].uses
-                scopes[uses[0].path if uses else ()].append((node, k))
-            shared: list[tuple[Node, int]] = []
-            for several in scopes.values():
-                heights = [self.height[node.ops[0]] for node, _ in several]
-                if shared and min(self.height[node.ops[0]] for node, _ in shared) > max(heights) + self.far:
-                    yield value, shared
-                    shared = []
-                shared = [*shared, *several]
-            yield value, shared
-
-    @functools.cached_property
-    def height(self) -> dict[int, int]:
-        """The most ops on a way from each op to the end of the step."""
-        found: dict[int, int] = {}
-        for op in reversed(self.graph.ops):
-            after = [found.get(reader.id, 0) for value in op.results for reader in self.readers[value]]
-            found[op.id] = 1 + max(after, default=0)
-        return found
 
     def _stays_inside(self, node: Node, value: int) -> bool:
         """Whether a node reads a value in its own loop body only, not where a loop or a branch ends."""
