@@ -1,5 +1,6 @@
 """The command `solve`: exact answers from files, within the time, and one sentence where there is none."""
 
+import _thread
 import dataclasses
 import json
 import pathlib
@@ -111,6 +112,19 @@ def test_an_interrupted_solver_that_has_nothing_is_said_so(
     assert (status, answer["choice"], answer["cost"]) == (0, cheapest, cost_of(problem, cheapest))
     least = (*problem.node_costs, *problem.edge_costs)
     assert answer["lower_bound"] == sum(float(table.min()) for table in least)
+
+
+def test_ctrl_c_gives_the_best_so_far(tmp_path: pathlib.Path, capsys) -> None:
+    problem = in_whole_numbers(ladder(30, 6))
+    save(problem, tmp_path / "p.json")
+    threading.Timer(1.0, _thread.interrupt_main).start()
+    began = time.monotonic()
+    status, answer = solved(tmp_path / "p.json", "--solver=mcmc", "--seconds=60")
+    assert time.monotonic() - began < 15.0
+    assert status == 0
+    assert answer["feasible"] is True
+    assert answer["cost"] == cost_of(problem, answer["choice"])
+    assert "interrupted" in capsys.readouterr().out
 
 
 def crowded(limit: float) -> Problem:
