@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from planner.cost.problem import Problem, Usage, usage_over_time
 from planner.cost.traffic import Transfer
-from planner.graph.buffers import Interval, buffers
+from planner.graph.buffers import Interval
 from planner.graph.coarsen import Coarse, Node
 from planner.graph.graph import Graph, Value
 from planner.graph.rule import Dims
@@ -48,7 +48,7 @@ def held_values(graph: Graph, coarse: Coarse, kind: str) -> dict[int, Interval]:
     """The values that are arrays in memory on a kind of chip, each with its first and last position."""
     replacing = {leaf.value for leaf in graph.results if leaf.partner is not None}
     if kind == "tpu":
-        return {value: held for value, held in buffers(graph).items() if value not in replacing}
+        return {value: held for value, held in coarse.fused.items() if value not in replacing}
     ports = (port for node in coarse.nodes if node.kind in ("block", "op") for port in node.outputs)
     return {port.value: (port.first, port.last) for port in ports if port.value not in replacing}
 
