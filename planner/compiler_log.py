@@ -3,7 +3,8 @@ way. No jax.
 
 XLA logs from C++, past `sys.stderr`, so the file descriptor itself is turned to a file meanwhile. Everything
 but the warnings that are read here is written on to where it would have gone. The compiler of TPUs is silent
-unless TPU_STDERR_LOG_LEVEL asks for its warnings before it is loaded, and then writes many.
+unless TPU_STDERR_LOG_LEVEL asks for its warnings before it is loaded, and then writes many: of those nothing
+is written on unless it fails.
 """
 
 import contextlib
@@ -55,8 +56,10 @@ def listening(platform: str) -> Iterator[Heard]:
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
+        failed = True
         try:
             yield heard
+            failed = False
         finally:
             sys.stderr.flush()
             os.dup2(kept, 2)
@@ -66,9 +69,9 @@ def listening(platform: str) -> Iterator[Heard]:
             lines = text.splitlines(keepends=True)
             heard.remade = tuple(one for line in lines for one in _remade(line))
             heard.largest = tuple(f"{shape} ({size})" for size, shape in dict.fromkeys(_BUFFER.findall(text)))
-            known = _WARNING if platform == "tpu" else _REMADE
-            others = [] if heard.largest else [line for line in lines if not known.search(line)]
-            os.write(2, "".join(others).encode())
+            if not heard.largest and (failed or platform != "tpu"):
+                known = _WARNING if platform == "tpu" else _REMADE
+                os.write(2, "".join(line for line in lines if not known.search(line)).encode())
 
 
 def _deaf(platform: str) -> str:

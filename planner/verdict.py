@@ -21,8 +21,8 @@ AXES_TOLERANCE = 0.10  # of the bytes sent along one set of axes
 SURPRISE = 0.01  # of the bytes sent: above it a collective without its counterpart is a flag
 FLOPS_TOLERANCE = 0.03
 PEAK_TOLERANCE = 0.10  # by which the planned peak may be too low
+PEAK_SCRATCH = 4 * 2**20  # bytes: libtpu 0.0.50 sets 3.1 to 3.3 MiB aside for steps of less than 1 MiB
 WHOLE = 0.05  # of the peak memory: above it an array that is whole against the plan is a flag
-PEAK_SCRATCH = 0.001  # of the memory limit: a TPU program needs some MB of its own, however small the step
 
 _REPORT = "Report it with the plan; another scheme (schemes=) may do until it is repaired."
 
@@ -132,7 +132,9 @@ def _memory(plan: Plan, program: Program) -> Memory:
         arguments=Compared(arguments, program.argument_bytes),
         outputs=Compared(outputs, program.output_bytes),
         aliases=Compared(aliases, program.alias_bytes),
-        temporaries=Compared(plan.peak_bytes - arguments - outputs + aliases, program.temporary_bytes),
+        temporaries=Compared(
+            max(0.0, plan.peak_bytes - arguments - outputs + aliases), program.temporary_bytes
+        ),
         peak=Compared(plan.peak_bytes, program.peak_bytes),
         kinds=plan.memory,
     )
@@ -216,7 +218,7 @@ def _work(flops: Compared) -> Iterator[Flag]:
 def _peak(plan: Plan, peak: Compared) -> Iterator[Flag]:
     """A CPU's compiler keeps the operand of a sum beside its result and reuses memory little: there only the
     limit counts."""
-    too_low = max((1 + PEAK_TOLERANCE) * peak.planned, peak.planned + PEAK_SCRATCH * plan.limit_bytes)
+    too_low = max((1 + PEAK_TOLERANCE) * peak.planned, peak.planned + PEAK_SCRATCH)
     allowed = plan.limit_bytes if _is_cpu(plan) else too_low
     if peak.compiled > allowed:
         yield Flag(

@@ -274,9 +274,12 @@ def test_small_differences_are_none():
         make_plan(), machine="tpu_v5e:2x4", collectives=(), flops=0.0, peak_bytes=2.8e9
     )
     assert verdict(plan, program()).flags == ()
-    scratch = dataclasses.replace(plan, peak_bytes=1e6, limit_bytes=14.4e9)
-    assert verdict(scratch, program(argument_bytes=0.0, output_bytes=1e9, temporary_bytes=1.5e7)).flags == ()
-    assert verdict(scratch, program(argument_bytes=0.0, output_bytes=1e9, temporary_bytes=1.6e7)).flags != ()
+    assert verdict(plan, program(temporary_bytes=2.08e9)).flags == ()
+    assert [flag.kind for flag in verdict(plan, program(temporary_bytes=2.09e9)).flags] == ["memory"]
+    small = dataclasses.replace(plan, peak_bytes=1e6)
+    sizes = {"argument_bytes": 1e6, "output_bytes": 0.0, "alias_bytes": 0.0}
+    assert verdict(small, program(**sizes, temporary_bytes=4e6)).flags == ()
+    assert verdict(small, program(**sizes, temporary_bytes=5e6)).flags != ()
     assert verdicts.PEAK_TOLERANCE == 0.10
 
 
