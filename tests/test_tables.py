@@ -9,9 +9,10 @@ from small_steps import adam_args, adam_step, f32, sgd_args, sgd_step
 from test_trace import NESTED, nested
 
 import models
-from planner.cost.memory import held_values
-from planner.cost.problem import cost_of, peak_of, usage_over_time
+from planner.cost.memory import held_values, peak_time, stored_bytes
+from planner.cost.problem import Problem, Usage, cost_of, peak_of, usage_over_time
 from planner.cost.roofline import work_seconds
+from planner.graph.graph import Value
 from planner.planning import Decided, communication_seconds, memory_at_peak, peak_bytes
 from planner.sharding.named import sorts
 from planner.sharding.spec import pieces
@@ -217,3 +218,51 @@ def test_collectives_in_a_loop_are_paid_every_time():
                     cost = table[list(made.index).index(i), list(read.index).index(j)]
                     once = stages.network.seconds("all_gather", ("x",), float(whole))
                     assert cost == pytest.approx(3.0 * once)
+
+
+def test_what_a_tpu_keeps_in_tiles():
+    """As its compiler prints it: f32[32] takes 512 bytes, f32[64, 32] lies transposed, f32[4, 1024] in tiles
+    of 4 rows."""
+
+    def stored(dtype: str, itemsize: int, *shape: int) -> float:
+        return stored_bytes(Value(0, shape, dtype, itemsize), ((),) * len(shape), {}, "tpu")
+
+    assert stored("float32", 4) == 512
+    assert stored("float32", 4, 32) == 512
+    assert stored("float32", 4, 768) == 4096
+    assert stored("float32", 4, 64, 32) == 4 * 32 * 128
+    assert stored("float32", 4, 4, 1024) == 4 * 4 * 1024
+    assert stored("bfloat16", 2, 12, 1024, 64) == 2 * 12 * 1024 * 64
+    assert stored_bytes(Value(0, (64, 32), "float32", 4), (("x",), ()), {"x": 4}, "cpu") == 4 * 16 * 32
+
+
+def test_a_small_step_has_its_peak_in_the_memory_on_the_chip():
+    """Arguments of 10 bytes all the time, and 5 more for a while."""
+    usages = (Usage(0, 0, 4, np.array([10.0])), Usage(1, 1, 3, np.array([5.0])))
+    costs = (np.zeros(1), np.zeros(1))
+    problem = Problem(node_costs=costs, edges=(), edge_costs=(), node_usages=usages, horizon=4)
+    assert peak_time(problem, (0, 0), 4.0) == 1
+    assert peak_time(problem, (0, 0), 5.0) == 3
+
+
+def test_a_matmul_whose_sums_are_scattered_in_a_loop_reads_arrays():
+    """Fully sharded on a TPU: the loop over a weight's gradient reads the activation that a matmul without
+    a loop would make again."""
+
+    def step(state, x):
+        def loss(w):
+            return (jnp.maximum(x @ w[0], 0.0) @ w[1]).sum()
+
+        return [w - g for w, g in zip(state, jax.grad(loss)(state), strict=True)]
+
+    weights = [f32(2048, 8192), f32(8192, 2048)]
+    stages = stages_of(step, weights, f32(65536, 2048), network=network_of("tpu_v5p:2x2x2", x=8))
+    relu = {op.results[0] for op in stages.graph.ops if op.primitive == "max"}
+    assert not relu & set(held_values(stages.graph, stages.coarse, "tpu"))
+    whole = 65536 * 8192 * 4
+    found = [
+        usage
+        for usage in stages.tables.problem.node_usages
+        if stages.coarse.nodes[usage.of].kind == "op" and whole / 8 in usage.bytes and 0.0 in usage.bytes
+    ]
+    assert found
