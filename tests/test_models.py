@@ -77,7 +77,13 @@ def parameter_count(name, config):
     return sum(leaf.size for leaf in jax.tree.leaves(state["params"]))
 
 
-@pytest.mark.parametrize("name", models.names())
+_HEAVY = ("densenet", "inception_v3", "transformer_nmt", "unet")  # to compile
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in _HEAVY else name for name in models.names()],
+)
 def test_loss_falls_on_one_batch(name):
     example = models.load(name)
     batch = example.make_batch(np.random.default_rng(1))
