@@ -266,3 +266,24 @@ def test_a_matmul_whose_sums_are_scattered_in_a_loop_reads_arrays():
         if stages.coarse.nodes[usage.of].kind == "op" and whole / 8 in usage.bytes and 0.0 in usage.bytes
     ]
     assert found
+
+
+def test_weights_that_loops_scan_over_and_round_are_rounded_before_them():
+    def step(weights, x):
+        def layer(c, w):
+            return jnp.tanh(c @ w.astype(jnp.bfloat16)), None
+
+        return jax.lax.scan(layer, x, weights)[0]
+
+    args = f32(3, 16, 16), jax.ShapeDtypeStruct((64, 16), jnp.bfloat16)
+    found = {}
+    for machine in ("tpu_v5e:2x4", "cpu:8"):
+        stages = stages_of(step, *args, network=network_of(machine, x=8))
+        (weights,) = (
+            node for node in stages.coarse.nodes if node.kind == "leaf" and len(node.outputs[0].dims) == 3
+        )
+        found[machine] = [u for u in stages.tables.problem.node_usages if u.of == weights.id]
+    (all_the_time,) = found["cpu:8"]
+    _, rounded = found["tpu_v5e:2x4"]
+    assert np.array_equal(rounded.bytes, all_the_time.bytes / 2)
+    assert all_the_time.first <= rounded.first < rounded.last < all_the_time.last

@@ -4,6 +4,7 @@
     buffers                 while they are held, under the spec that their node gives them
     unfinished sums         beside the finished ones, while the collective runs
     operands of a matmul    that a TPU runs in parts, to hide the reduce-scatter of its sums
+    scanned arguments       in the narrower type that a TPU rounds them to before the loop
 
 On a TPU the buffers are those of `planner.graph.buffers`; elsewhere all that leaves a block is one, from when
 it is made until it is last read. Copies that are brought into another spec are usages of edges, and counted
@@ -22,7 +23,7 @@ from planner.cost.problem import Problem, Usage, usage_over_time
 from planner.cost.traffic import Transfer
 from planner.graph.buffers import Interval
 from planner.graph.coarsen import Coarse, Node
-from planner.graph.graph import Graph, Value
+from planner.graph.graph import Graph, Op, Path, Value
 from planner.graph.rule import Dims
 from planner.sharding.spec import Spec, pieces, ways
 from planner.sharding.strategy import Strategy, result_spec, spec_of
@@ -143,6 +144,8 @@ class _Usages:
                     at = self.made[total.value]
                     yield from self._some(node, total.value, total.dims, (at, at), _is_unfinished)
         yield from self._looped(coarse)
+        if self.kind == "tpu":
+            yield from self._narrowed(coarse)
 
     def _stored(self, node: Node, value: int, dims: Dims) -> Floats:
         """Of an argument, per strategy of its node."""
@@ -166,6 +169,30 @@ class _Usages:
                         times = (since[port.value], at)
                         yield from self._some(node, port.value, port.dims, times, _is_looped)
                         since[port.value] = at + 1
+
+    def _narrowed(self, coarse: Coarse) -> Iterator[Usage]:
+        """An argument that loops scan over, and only round to a narrower type, is rounded whole before the
+        first of them, and held so until the last one ends."""
+        readers: dict[int, list[Op]] = {}
+        ends: dict[Path, int] = {}
+        for i, op in enumerate(self.graph.ops):
+            ends[op.region] = i
+            for value in op.operands:
+                if value is not None:
+                    readers.setdefault(value, []).append(op)
+        values = self.graph.values
+        for node in coarse.nodes:
+            port = node.outputs[0] if node.kind == "leaf" else None
+            slices = (
+                [op for op in readers.get(port.value, ()) if op.primitive == "scan_slice"] if port else []
+            )
+            after = [reader for op in slices for reader in readers.get(op.results[0], ())]
+            sizes = {values[reader.results[0]].itemsize for reader in after}
+            rounds = all(reader.primitive == "convert_element_type" for reader in after) and len(sizes) == 1
+            if port and rounds and (share := sizes.pop() / values[port.value].itemsize) < 1:
+                held = share * self._bytes(node, port.value, port.dims, spec_of)
+                last = max(ends[op.region] for op in slices)
+                yield Usage(node.id, min(self.position[op.id] for op in slices), last + 1, held)
 
     def _some(self, node: Node, value: int, dims: Dims, times: Interval, where: Condition) -> Iterator[Usage]:
         """A usage under those strategies whose collectives meet a condition."""
