@@ -11,6 +11,7 @@ everything to those that agree in less:
     twice the bytes  moved in a wider type: a CPU sums bfloat16 as float32
     all at once      moved for all runs of a loop together, after it: a TPU sums stacked gradients so
     other runs       moved another number of times in a step
+    padded           a little more is moved: a TPU rounds the parts of a reduce-scatter up to whole tiles
 
 What is left is planned and missing, or compiled and not planned. Arrays of at most SCALAR bytes are summed
 up: compilers join and split such sums as they like, and they cost next to nothing.
@@ -26,6 +27,7 @@ from planner.plans import Collective
 from planner.replica_groups import spanned_axes
 
 SCALAR = 64.0  # bytes
+PADDING = 1.05  # of the planned bytes: what rounding parts up to tiles may add
 AS_PLANNED, MISSING, UNPLANNED, SCALARS = "as planned", "missing", "unplanned", "scalars"
 
 
@@ -111,6 +113,11 @@ def match(planned: Sequence[Moved], compiled: Sequence[Moved]) -> tuple[Row, ...
                 found[i] = (status or _written(compiled[j]), compiled[j])
         left_planned = [i for i in left_planned if i not in found]
         left_compiled = [i for i in left_compiled if i not in taken]
+    for i in left_planned:
+        j = _padded(planned[i], [(j, compiled[j]) for j in left_compiled])
+        if j is not None:
+            left_compiled.remove(j)
+            found[i] = ("padded", compiled[j])
     rows = [
         Row(found[i][0], one, found[i][1]) if i in found else Row(MISSING, one, None)
         for i, one in enumerate(planned)
@@ -119,6 +126,17 @@ def match(planned: Sequence[Moved], compiled: Sequence[Moved]) -> tuple[Row, ...
     rows += [Row(UNPLANNED, None, compiled[i]) for i in left_compiled]
     small = [_total([one for one in side if one.bytes <= SCALAR]) for side in (planned, compiled)]
     return (*rows, Row(SCALARS, *small)) if any(small) else tuple(rows)
+
+
+def _padded(wanted: Moved, left: Sequence[tuple[int, Moved]]) -> int | None:
+    """Which of the sums that are left moves only a little more than what is wanted, and as little as any."""
+    alike = _summed(dataclasses.replace(wanted, bytes=0.0))
+    near = [
+        (one.bytes, j)
+        for j, one in left
+        if 1 < one.bytes / wanted.bytes <= PADDING and _summed(dataclasses.replace(one, bytes=0.0)) == alike
+    ]
+    return min(near)[1] if near and alike[0] == "sum" else None
 
 
 def _total(small: Sequence[Moved]) -> Moved | None:
@@ -145,7 +163,7 @@ def _placed(one: Moved) -> Hashable:
     return _summed(one), one.source
 
 
-def _summed(one: Moved) -> Hashable:
+def _summed(one: Moved) -> tuple[str, tuple[str, ...], float, float]:
     kind = "sum" if one.kind in ("all_reduce", "reduce_scatter") else one.kind
     return kind, one.axes, one.bytes, one.runs
 

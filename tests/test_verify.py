@@ -308,6 +308,14 @@ def test_pairs_agree_in_as_much_as_they_can():
     assert match([each], [together]) == (Row("all at once", each, together),)
 
 
+def test_parts_that_are_rounded_up_to_tiles_are_what_was_planned():
+    scattered = moved("reduce_scatter")
+    more, most, too_many = (moved("reduce_scatter", bytes=count) for count in (1010.0, 1049.0, 1051.0))
+    assert match([scattered], [most, more]) == (Row("padded", scattered, more), Row("unplanned", None, most))
+    assert [row.status for row in match([scattered], [too_many])] == ["missing", "unplanned"]
+    assert [row.status for row in match([moved()], [moved(bytes=1010.0)])] == ["missing", "unplanned"]
+
+
 def test_scalars_are_one_row():
     (row,) = match([moved(bytes=4.0), moved(bytes=8.0)], [moved(bytes=4.0)])
     assert row.status == "scalars"
