@@ -13,30 +13,42 @@ from planner.solvers.network import network_of
 from planner.solvers.pruning import minimise
 from planner.solvers.record import Record, answer, note
 
+COMPILED_SIZE = 5_000  # strategies, of a problem that is worth the compiled search
+COMPILED_SECONDS = 20.0  # compiling it for the first time may take as long
+
 
 def solve(
     problem: Problem, *, seconds: float = 60.0, seed: int = 0, starts: Sequence[Sequence[int]] = ()
 ) -> Choice:
     """The best choice found in `seconds`: never worse than any of `starts` that fits the memory limit.
 
-    starts: full choices to begin with, such as the named schemes'. seed: taken because every solver takes
-    one; it changes nothing, since nothing here is random: the same problem and seconds give the same answer,
-    unless the time runs out. Interrupting it (KeyboardInterrupt) gives the best choice so far with its bound;
-    `stopped` then ends in 'interrupted'."""
-    del seed
+    starts: full choices to begin with, such as the named schemes'. seed: of what is drawn at random, which is
+    so for large problems within memory only (`planner.solvers.search`): the same problem, seconds and seed
+    give the same answer, unless the time runs out. Interrupting it (KeyboardInterrupt) gives the best choice
+    so far with its bound; `stopped` then ends in 'interrupted'."""
     deadline = time.monotonic() + seconds
     record = Record(problem)
     try:
-        cut = _search(record, starts, seconds, deadline)
+        cut = _search(record, starts, seed, seconds, deadline)
     except KeyboardInterrupt:
         cut = INTERRUPTED
     return answer(record, cut)
 
 
-def _search(record: Record, starts: Sequence[Sequence[int]], seconds: float, deadline: float) -> str:
+def _search(
+    record: Record, starts: Sequence[Sequence[int]], seed: int, seconds: float, deadline: float
+) -> str:
     """Fills the record; why that was cut short, or ''."""
     for start in starts:
         note(record, tuple(start))
+    if seconds >= COMPILED_SECONDS and sum(map(len, record.problem.node_costs)) >= COMPILED_SIZE:
+        # Here, because numba takes half a second to load, and more to compile: not for small problems.
+        from planner.solvers.search import search, suits
+
+        if suits(record.problem):
+            cut = search(record, starts, seed, deadline)
+            if record.best is not None or np.isinf(record.bound) or time.monotonic() > deadline:
+                return cut
     first = min(record.seen, key=lambda one: one.cost, default=None)
     intern = Interner()
     network = network_of(record.problem, intern)

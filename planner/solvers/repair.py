@@ -133,12 +133,20 @@ def _kept(
 
 
 def narrowed(problem: Problem, kept: Sequence[NDArray[np.intp]]) -> Problem:
-    """The problem with only the strategies kept[v] of each node."""
-    ends = [np.ix_(kept[u], kept[w]) for u, w in problem.edges]
+    """The problem with only the strategies kept[v] of each node; a table that loses nothing stays itself."""
+
+    def row(table: Floats, v: int) -> Floats:
+        return table if len(kept[v]) == len(table) else table[kept[v]]
+
+    def grid(table: Floats, edge: int) -> Floats:
+        u, w = problem.edges[edge]
+        whole = (len(kept[u]), len(kept[w])) == table.shape
+        return table if whole else table[np.ix_(kept[u], kept[w])]
+
     return dataclasses.replace(
         problem,
-        node_costs=tuple(costs[k] for costs, k in zip(problem.node_costs, kept, strict=True)),
-        edge_costs=tuple(table[at] for table, at in zip(problem.edge_costs, ends, strict=True)),
-        node_usages=tuple(Usage(u.of, u.first, u.last, u.bytes[kept[u.of]]) for u in problem.node_usages),
-        edge_usages=tuple(Usage(u.of, u.first, u.last, u.bytes[ends[u.of]]) for u in problem.edge_usages),
+        node_costs=tuple(row(costs, v) for v, costs in enumerate(problem.node_costs)),
+        edge_costs=tuple(grid(table, edge) for edge, table in enumerate(problem.edge_costs)),
+        node_usages=tuple(Usage(u.of, u.first, u.last, row(u.bytes, u.of)) for u in problem.node_usages),
+        edge_usages=tuple(Usage(u.of, u.first, u.last, grid(u.bytes, u.of)) for u in problem.edge_usages),
     )
