@@ -26,6 +26,7 @@ BODIES: dict[str, tuple[str, ...]] = {
     "cond": ("branches",),
     "core_call": ("call_jaxpr",),
     "custom_jvp_call": ("call_jaxpr",),
+    "custom_linear_solve": ("jaxprs",),
     "custom_vjp_call": ("call_jaxpr",),
     "jit": ("jaxpr",),
     "pjit": ("jaxpr",),
@@ -54,7 +55,7 @@ def sub_jaxprs(eqn: Any) -> list[tuple[str, int | None, Any]]:
     for name in BODIES.get(eqn.primitive.name, ()):
         held = eqn.params.get(name)
         if isinstance(held, (tuple, list)):
-            found += [(name, index, jaxpr) for index, jaxpr in enumerate(held)]
+            found += [(name, index, jaxpr) for index, jaxpr in enumerate(held) if jaxpr is not None]
         elif held is not None:
             found.append((name, None, held))
     return found
@@ -81,9 +82,9 @@ def with_bodies(eqn: Any, bodies: Mapping[tuple[str, int | None], Any]) -> dict[
         if index is None:
             params[name] = body
         else:
-            several = list(params[name])
-            several[index] = body
-            params[name] = tuple(several)
+            held = params[name]
+            several = [*held[:index], body, *held[index + 1 :]]
+            params[name] = getattr(held, "_make", tuple)(several)
     return params
 
 

@@ -33,7 +33,8 @@ from planner.jax_compat import (
     sub_jaxprs,
 )
 
-_INLINED = BODIES.keys() - {"scan", "while", "cond"}  # walked through as if they were not there
+# Walked through as if they were not there.
+_INLINED = BODIES.keys() - {"scan", "while", "cond", "custom_linear_solve"}
 
 
 def build_graph(traced: Traced) -> Graph:
@@ -139,6 +140,8 @@ class _Walk:
             return self.jaxpr(inner, operands, at.inlined((i, parameter, index)))
         if name == "sharding_constraint":  # the user's; the rewriting drops it, the plan replaces it
             return operands
+        if name == "custom_linear_solve":
+            return self.solve(eqn, i, operands, at)
         if name == "scan":
             return self.scan(eqn, i, operands, at)
         if name == "while":
@@ -146,6 +149,15 @@ class _Walk:
         if name == "cond":
             return self.branches(eqn, i, operands, at)
         return self.plain(eqn, i, operands, at)
+
+    def solve(self, eqn: Any, i: int, operands: list[int | None], at: _Place) -> list[int | None]:
+        """A linear solve runs one of its bodies; the others were there to be differentiated."""
+        lengths = eqn.params["const_lengths"]  # of the constants of each body, which come first
+        which = lengths._fields.index("solve")
+        first, last = sum(lengths[:which]), sum(lengths)
+        (inner,) = [body for _, index, body in sub_jaxprs(eqn) if index == which]
+        inputs = [*operands[first : first + lengths.solve], *operands[last:]]
+        return self.jaxpr(inner, inputs, at.inlined((i, "jaxprs", which)))
 
     def plain(self, eqn: Any, i: int, operands: list[int | None], at: _Place) -> list[int | None]:
         name = eqn.primitive.name

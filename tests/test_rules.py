@@ -235,6 +235,13 @@ def test_golden_rule(primitive, text, function, args):
     assert text in [show(e.rule()) for e in equations(function, *args) if e.name == primitive]
 
 
+def test_a_scaled_matmul_keeps_a_block_with_its_scale():
+    operands = [Shaped((2, 4, 64)), Shaped((2, 6, 64)), Shaped((2, 4, 2)), Shaped((2, 6, 2))]
+    rule = rule_of("scaled_matmul_wrapper", {}, operands, [Shaped((2, 4, 6))])
+    assert show(rule) == "b i (s k), b j (s k), b i s, b j s -> b i j"
+    assert rule.splittable == ("b", "i", "s", "j")
+
+
 def test_pseudo_ops_keep_the_loop_whole_and_all_else_free():
     a, stacked = Shaped((4, 6)), Shaped((5, 4, 6))
     assert show(rule_of("scan_slice", {}, [stacked], [a])) == "loop! a b -> a b"

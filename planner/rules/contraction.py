@@ -4,7 +4,7 @@ import math
 
 from planner.graph.rule import Rule
 from planner.graph.windows import meetings
-from planner.rules.entry import Avals, Entry, Name, Params, Shaped, build, numbered
+from planner.rules.entry import Avals, Entry, Name, Params, Shaped, build, elements, numbered
 from planner.rules.sliding import slide
 
 
@@ -69,6 +69,22 @@ def _ragged_flops(params: Params, operands: Avals, results: Avals) -> float:
     """Each row meets one group only, so the groups do not multiply the work."""
     sizes = ragged_dot_general(params, operands, results).sizes
     return 2.0 * math.prod(extent for factor, extent in sizes.items() if factor[0] not in "gh")
+
+
+def scaled_matmul(_params: Params, operands: Avals, results: Avals) -> Rule:
+    """`b i (s k), b j (s k), b i s, b j s -> b i j`: rows in blocks of k numbers, each block with a scale."""
+    block = operands[0].shape[-1] // operands[2].shape[-1]
+    left, right = ("b", "i", ("s", "k")), ("b", "j", ("s", "k"))
+    scales = ("b", "i", "s"), ("b", "j", "s")
+    return build(
+        [left, right, *scales], [("b", "i", "j")], operands, results,
+        sizes={"s": operands[2].shape[-1], "k": block},
+    )  # fmt: skip
+
+
+def _scaled_flops(_params: Params, operands: Avals, results: Avals) -> float:
+    """A multiply-add for each point of the loop nest; the scales are few."""
+    return 2.0 * elements(results[0]) * operands[0].shape[-1]
 
 
 def conv_general_dilated(params: Params, operands: Avals, results: Avals) -> Rule:
@@ -139,4 +155,5 @@ TABLE = {
     "conv_general_dilated": Entry(conv_general_dilated, _conv_flops),
     "dot_general": Entry(dot_general, _dot_flops),
     "ragged_dot_general": Entry(ragged_dot_general, _ragged_flops),
+    "scaled_matmul_wrapper": Entry(scaled_matmul, _scaled_flops),
 }
