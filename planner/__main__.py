@@ -43,7 +43,7 @@ _FLAGS = (  # name, kind, default, what it is; sorted by name
     ("seconds", "float", 10.0, "time limit of the search; of solve as a whole"),
     ("seed", "integer", 0, "seed of the search, the parameters and the data"),
     ("set", "string", "", "settings of --model: layers=48,batch=64,scan=true,remat=true"),
-    ("solver", "string", "auto", "auto, elimination, ilp; solve: mcmc as well"),
+    ("solver", "string", "auto", "auto, elimination, ilp; solve: mcmc and search as well"),
     ("step", "string", "", "your own step: package.module:function"),
     ("steps", "integer", 30, "train: how many steps"),
     ("value", "string", "", "show: explain the values of this path; * stands for any text"),

@@ -25,8 +25,28 @@ from planner.search import SOLVERS as PLANNING
 from planner.solvers import mcmc
 from planner.solvers.conflict import Conflict, conflict
 from planner.solvers.minplus import INTERRUPTED
+from planner.solvers.record import Record, answer
 
-SOLVERS: dict[str, Callable[..., Choice]] = {**PLANNING, "mcmc": mcmc.solve}
+
+def by_search(problem: Problem, *, seconds: float, seed: int) -> Choice:
+    """The search for large problems within memory, whatever the size. Raises InputError for one it cannot
+    take."""
+    from planner.solvers.search import search, suits  # numba takes a while to load
+
+    if not suits(problem):
+        raise InputError(
+            "The solver 'search' takes a problem with a usage_limit and no usages on edges; this is none. "
+            "Use --solver=auto."
+        )
+    record, deadline = Record(problem), time.monotonic() + seconds
+    try:
+        cut = search(record, (), seed, deadline)
+    except KeyboardInterrupt:
+        cut = INTERRUPTED
+    return answer(record, cut)
+
+
+SOLVERS: dict[str, Callable[..., Choice]] = {**PLANNING, "mcmc": mcmc.solve, "search": by_search}
 _NAMED = 8  # of a conflict; what is left out is counted
 _SPARED, _MOST_SPARED = (1.0, 0.01), 0.2  # seconds, and of all seconds, for what comes before and after
 

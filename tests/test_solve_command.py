@@ -47,6 +47,18 @@ def test_the_answer_is_exactly_these_five_things(solver: str, tmp_path: pathlib.
         assert answer["cost"] == answer["lower_bound"] == best.cost
 
 
+def test_the_search_is_there_for_problems_within_memory(tmp_path: pathlib.Path, capsys) -> None:
+    save(crowded(20.0), tmp_path / "p.json")
+    status, answer = solved(tmp_path / "p.json", "--solver=search", "--seconds=60")
+    assert (status, answer["choice"], answer["feasible"]) == (0, [0] * 5, True)
+    save(dataclasses.replace(crowded(20.0), usage_limit=np.inf), tmp_path / "p.json")
+    assert main(["meshwright", "solve", f"--problem={tmp_path / 'p.json'}", "--solver=search"]) == 2
+    assert capsys.readouterr().err == (
+        "meshwright: The solver 'search' takes a problem with a usage_limit and no usages on edges; this is "
+        "none. Use --solver=auto.\n"
+    )
+
+
 def test_costs_beyond_64_bits_are_exact(tmp_path: pathlib.Path) -> None:
     count = 40
     nodes = {"intervals": [[0, 0]] * count, "costs": [[LARGE, LARGE - 1]] * count, "usages": [[0, 0]] * count}
@@ -179,7 +191,7 @@ def test_what_is_forbidden_altogether_is_said(tmp_path: pathlib.Path, capsys) ->
         (["--problem=no.json"], "no.json cannot be read (No such file or directory); give a readable file."),
         (
             ["--problem=no.json", "--solver=best"],
-            "There is no solver 'best'; choose one of auto, elimination, ilp, mcmc.",
+            "There is no solver 'best'; choose one of auto, elimination, ilp, mcmc, search.",
         ),
         (["--problem=no.json", "--seconds=0"], "--seconds is 0; give the time limit in seconds, like 60."),
         (["no.json"], "'no.json' is no flag. Write flags as --name=value."),
