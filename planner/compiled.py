@@ -9,7 +9,10 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import queue
 import re
+import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,6 +25,7 @@ from meshes.machine import Machine
 from planner.apply import ShardedStep
 from planner.compiler_log import listening
 from planner.errors import CompileError, InputError
+from planner.heap import FLAGS, Held, held, written
 from planner.hlo_text import sources
 from planner.jax_compat import state_partners
 from planner.program import Program
@@ -98,38 +102,81 @@ def _tpu_devices(machine: Machine) -> list[Any]:
         ) from error
 
 
-def compile_step(step: ShardedStep, compiler: str) -> Program:
-    """Compiles a sharded step, runs nothing, and reads what came of it. compiler: for the report.
+def compile_step(step: ShardedStep, compiler: str, *, whole: bool = True) -> Program:
+    """Compiles a sharded step, runs nothing, and reads what came of it. compiler: for the report. whole: for
+    a TPU, False waits for its buffers only, which takes about a tenth of the time; the compiler then goes on
+    until the process ends, and how the results lie in memory is not looked at.
 
     Raises CompileError where XLA refuses the program.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # a flag says which
         lowered = step.lower()
+    platform = step.mesh.devices.flat[0].platform
     started = time.monotonic()
-    try:
-        with listening(step.mesh.devices.flat[0].platform) as heard:
-            compiled = lowered.compile()
-    except Exception as error:  # whatever XLA says
-        raise _refused(str(error), heard.largest, compiler) from error
-    seconds = time.monotonic() - started
-    held = compiled.memory_analysis()
-    text = compiled.as_text() or ""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        try:
+            with listening(platform) as heard:
+                if platform == "tpu":
+                    compiled, found, text = _with_buffers(lowered, pathlib.Path(folder), whole)
+                else:
+                    compiled = lowered.compile()
+                    found, text = _analysed(compiled), compiled.as_text() or ""
+        except Exception as error:  # whatever XLA says
+            raise _refused(str(error), heard.largest, compiler) from error
     frames = sources(text)
     return Program(
         compiler=compiler,
         text=text,
-        argument_bytes=float(held.argument_size_in_bytes),
-        output_bytes=float(held.output_size_in_bytes),
-        alias_bytes=float(held.alias_size_in_bytes),
-        temporary_bytes=float(held.temp_size_in_bytes),
+        argument_bytes=found.arguments,
+        output_bytes=found.outputs,
+        alias_bytes=found.aliases,
+        temporary_bytes=found.temporaries,
         donated=step.traced.donated,
         partners=state_partners(step.traced),
-        seconds=seconds,
-        moved=dict(_moved(step, compiled)),
+        seconds=time.monotonic() - started,
+        moved=dict(_moved(step, compiled)) if compiled else {},
         remade=tuple((one.shape, os.path.basename(one.source(frames))) for one in heard.remade),
         deaf=heard.deaf,
     )
+
+
+def _analysed(compiled: Any) -> Held:
+    found = compiled.memory_analysis()
+    return Held(
+        arguments=float(found.argument_size_in_bytes),
+        outputs=float(found.output_size_in_bytes),
+        aliases=float(found.alias_size_in_bytes),
+        temporaries=float(found.temp_size_in_bytes),
+    )
+
+
+def _with_buffers(lowered: Any, folder: pathlib.Path, whole: bool) -> tuple[Any, Held, str]:
+    """(the compiled program or None, what it holds, its text), read from what a TPU's compiler writes on its
+    way; it is compiled in a thread, which is left alone as soon as the buffers are there if not `whole`."""
+    ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    options = {"xla_dump_to": str(folder), **FLAGS}
+    work = threading.Thread(target=_compile_into, args=(lowered, options, ended), daemon=True)
+    work.start()
+    found = None
+    while work.is_alive() and (whole or found is None):
+        work.join(0.2)
+        found = None if whole else written(folder)
+    done = ended.get() if not work.is_alive() else None
+    if isinstance(done, BaseException):
+        raise done
+    found = found or written(folder)
+    if found:
+        return done, held(found[0]), found[1]
+    assert done is not None, "left the compiler alone too early"
+    return done, _analysed(done), done.as_text() or ""  # a version that writes other files
+
+
+def _compile_into(lowered: Any, options: dict[str, Any], ended: "queue.SimpleQueue[Any]") -> None:
+    try:
+        ended.put(lowered.compile(compiler_options=options))
+    except BaseException as error:  # raised again where it is waited for
+        ended.put(error)
 
 
 def _refused(error: str, largest: Sequence[str], compiler: str) -> CompileError:

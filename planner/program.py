@@ -15,11 +15,12 @@ class Program:
     """A compiled step, per device.
 
     compiler: for which devices, in words. text: the optimised HLO. argument_bytes, output_bytes, alias_bytes
-    (of outputs that are written into arguments), temporary_bytes: as XLA's memory analysis gives them.
-    donated: flat indices of the arguments the step may overwrite. partners: flat argument index -> flat index
-    of the result that replaces it. seconds: that compiling took. moved: flat argument index -> how the result
-    that replaces it differs from it. remade: (array, file:line) of what the compiler makes whole on every
-    device to change its sharding; deaf: how to have it say so, '' if it does.
+    (of outputs that are written into arguments), temporary_bytes: as XLA's memory analysis gives them, for a
+    TPU as its buffer assignment does (see `planner.heap`). donated: flat indices of the arguments the step
+    may overwrite. partners: flat argument index -> flat index of the result that replaces it. seconds: that
+    compiling took. moved: flat argument index -> how the result that replaces it differs from it. remade:
+    (array, file:line) of what the compiler makes whole on every device to change its sharding; deaf: how to
+    have it say so, '' if it does.
     """
 
     compiler: str

@@ -25,6 +25,7 @@ FLOORS = (
             "planner.describe",
             "planner.hlo",
             "planner.hlo_flops",
+            "planner.heap",
             "planner.hlo_text",
             "planner.inputs",
             "planner.matching",
