@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.problem import FORBIDDEN, Problem, Usage, cost_of, peak_of, usage_over_time
-from planner.solvers import auto, exhaustive, moves
+from planner.solvers import ascent, auto, exhaustive, moves
+from planner.solvers import search as search_module
 from planner.solvers.arrays import arrays_of, maximal_times
 from planner.solvers.dominance import undominated
 from planner.solvers.interning import Interner
@@ -146,6 +147,25 @@ def test_a_planted_choice_is_never_missed_altogether(seed: int) -> None:
 def test_the_same_seed_goes_the_same_way() -> None:
     problem = tight(5, 60)
     assert found_by_search(problem, 300.0, 3) == found_by_search(problem, 300.0, 3)
+
+
+def test_an_interrupted_search_gives_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = tight(7, 80)
+    calls = []
+
+    def interrupt(*given) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        ascent.step(*given)
+
+    monkeypatch.setattr(search_module, "step", interrupt)
+    monkeypatch.setattr(auto, "COMPILED_SIZE", 1)
+    found = auto.solve(problem, seconds=60.0)
+    assert len(calls) == 3
+    assert found.peak <= problem.usage_limit
+    assert found.lower_bound <= found.cost == cost_of(problem, found.choice)
+    assert found.stopped.endswith(", interrupted")
 
 
 def test_starts_are_kept() -> None:

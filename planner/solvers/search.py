@@ -33,6 +33,8 @@ SETTLING = 10  # walks before strategies are dropped
 NARROWER = 0.5  # of the gap at which strategies were dropped last: they are dropped again
 WORTHWHILE = 0.9  # of the strategies left: with fewer, the arrays are built anew
 GAIN = 1e-3  # of the gap: what counts as having gained
+MARGIN = 0.02  # of the time is left for telling the choice, a second at most
+BUILDS = 5.0  # times as long as it took to build the arrays must be left for dropping strategies
 STALE = 400, 2.0  # rounds without gain, at least, and relative to all before, that end the search
 
 
@@ -43,11 +45,14 @@ def suits(problem: Problem) -> bool:
 
 def search(record: Record, starts: Sequence[Sequence[int]], seed: int, deadline: float) -> str:
     """Fills the record; why that was cut short, or ''. The problem must suit."""
+    begun = time.monotonic()
+    deadline -= min(1.0, MARGIN * (deadline - begun))
     whole = shrunk(record.problem, Interner())
     if whole is None:
         record.bound = np.inf
         return ""
     stage = _Stage(record, whole, np.random.default_rng(seed))
+    built = time.monotonic() - begun
     for start in starts:
         known = translate(whole, start)
         if known is not None:
@@ -59,8 +64,9 @@ def search(record: Record, starts: Sequence[Sequence[int]], seed: int, deadline:
                 end = _climb(stage, second, deadline)
             finally:
                 _report(stage)
-            stage = _narrowed(stage) if end else stage
-    if record.gap > ROUNDING:
+            if end and deadline - time.monotonic() > BUILDS * built:
+                stage = _narrowed(stage)
+    if record.gap > ROUNDING and time.monotonic() < deadline:
         _close(stage, deadline)
     return "the time was up" if record.gap > ROUNDING and time.monotonic() > deadline else ""
 
