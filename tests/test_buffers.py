@@ -83,6 +83,19 @@ def test_what_is_made_of_two_arrays_is_one_unless_both_are_held_as_long():
         assert (mul.results[0] in buffers(graph)) is written
 
 
+def test_what_is_made_of_two_arrays_and_read_by_two_matmuls_is_one():
+    """ResNet's residual stream: its block's two convolutions are held longer, and still it is written."""
+
+    def step(w, x):
+        one, other = x @ w[0], x @ w[1]
+        total = one + other
+        return total @ w[2], total @ w[3], jnp.sin(one), jnp.cos(other)
+
+    graph = graph_of(step, [f32(16, 32), f32(16, 32), f32(32, 8), f32(32, 8)], f32(64, 16))
+    (add,) = (op for op in graph.ops if op.primitive == "add")
+    assert add.results[0] in buffers(graph)
+
+
 def test_a_stack_has_its_memory_from_the_start_of_the_loop_and_a_carry_has_one_array():
     def step(w, x):
         def body(c, _):

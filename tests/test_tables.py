@@ -275,7 +275,7 @@ def test_weights_that_loops_scan_over_and_round_are_rounded_before_them():
 
         return jax.lax.scan(layer, x, weights)[0]
 
-    args = f32(3, 16, 16), jax.ShapeDtypeStruct((64, 16), jnp.bfloat16)
+    args = f32(3, 1024, 1024), jax.ShapeDtypeStruct((64, 1024), jnp.bfloat16)
     found = {}
     for machine in ("tpu_v5e:2x4", "cpu:8"):
         stages = stages_of(step, *args, network=network_of(machine, x=8))

@@ -25,7 +25,8 @@ from planner.graph.buffers import Interval
 from planner.graph.coarsen import Coarse, Node
 from planner.graph.graph import Graph, Op, Path, Value
 from planner.graph.rule import Dims
-from planner.sharding.spec import Spec, pieces, ways
+from planner.graph.tiles import Pair, dims_in_tiles
+from planner.sharding.spec import Spec, ways
 from planner.sharding.strategy import Strategy, result_spec, spec_of
 
 _LANES = 128
@@ -79,17 +80,20 @@ def peak_time(problem: Problem, choice: Sequence[int], scratchpad_bytes: float) 
     return end if over_time[peak] - over_time[end] <= scratchpad_bytes else peak
 
 
-def stored_bytes(value: Value, spec: Spec, sizes: Mapping[str, int], kind: str) -> float:
-    """Bytes of an argument or result on one device of a kind of chip.
+def stored_bytes(
+    value: Value, spec: Spec, sizes: Mapping[str, int], kind: str, tiled: Pair | None = None
+) -> float:
+    """Bytes of an array on one device of a kind of chip.
 
     A TPU keeps arrays in whole tiles of 8 rows of 128 numbers, whichever dims of the array lie so that the
     fewest are padding; tiles have less rows where an array has, and a vector is one row of up to 1,024.
+    tiled: the two dims that are rows and columns, in either order, where not any two may be.
 
     >>> stored_bytes(Value(0, (64, 24), "float32", 4), (("x",), ()), {"x": 2}, "tpu")
     12288.0
     """
     shape = [n // ways(axes, sizes) for n, axes in zip(value.shape, spec, strict=True)]
-    large = [n for n in shape if n > 1]
+    large = [shape[d] for d in tiled] if tiled else [n for n in shape if n > 1]
     count = math.prod(shape)
     if kind != "tpu" or not count:
         return float(value.itemsize * count)
@@ -127,6 +131,7 @@ class _Usages:
         self.graph, self.tables, self.held, self.sizes, self.kind = graph, tables, held, sizes, kind
         self.made = {value: i for i, op in enumerate(graph.ops) for value in op.results}
         self.position = {op.id: i for i, op in enumerate(graph.ops)}
+        self.tiled = dims_in_tiles(graph) if kind == "tpu" else {}
         self.known: dict[tuple, Floats] = {}
 
     def of(self, coarse: Coarse) -> Iterator[Usage]:
@@ -196,8 +201,8 @@ class _Usages:
 
     def _some(self, node: Node, value: int, dims: Dims, times: Interval, where: Condition) -> Iterator[Usage]:
         """A usage under those strategies whose collectives meet a condition."""
-        table, whole = self.tables[node.id], self.graph.values[value].bytes
-        key = (id(table), dims, whole, where)
+        table, made = self.tables[node.id], self.graph.values[value]
+        key = (id(table), dims, made.shape, made.itemsize, self.tiled.get(value), where)
         if key not in self.known:
             needed = np.array([where(found) for found in table.sums])
             self.known[key] = self._bytes(node, value, dims, spec_of) * needed
@@ -206,11 +211,11 @@ class _Usages:
 
     def _bytes(self, node: Node, value: int, dims: Dims, spec: Spelled) -> Floats:
         """Of a value on one device, per strategy of its node."""
-        table, whole = self.tables[node.id], self.graph.values[value].bytes
-        key = (id(table), dims, whole, spec)
+        table, made, tiled = self.tables[node.id], self.graph.values[value], self.tiled.get(value)
+        key = (id(table), dims, made.shape, made.itemsize, tiled, spec)
         if key not in self.known:
-            found = table.strategies
-            self.known[key] = np.array([whole / pieces(spec(dims, s), self.sizes) for s in found])
+            specs = (spec(dims, s) for s in table.strategies)
+            self.known[key] = np.array([stored_bytes(made, s, self.sizes, self.kind, tiled) for s in specs])
         return self.known[key]
 
 

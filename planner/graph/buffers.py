@@ -7,7 +7,9 @@ held instead, until the last of them has run. What does become an array:
     a heavy op's or a reduction's result, after the light ops that alone read it, one by one: its *tail*
     what a heavy op reads that does not make its operands on the way in, as a matmul does (a gather, a sort, a
     loop), what goes from one loop body to another, and what is returned
-    what would have to be made from two arrays of its size, unless those are held as long anyway
+    what would have to be made from two arrays of its size, unless those are held as long anyway, and only one
+    op reads it
+    what a convolution reads of an argument that does not lie in memory as convolutions need it (images)
 
 So the forward pass of a GELU saves the matmul's result only, LayerNorm the residual stream and two numbers a
 row, a loss its logits; a gradient waits for its update in the dtype that the matmul wrote. This is what XLA's
@@ -19,8 +21,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from planner.graph.graph import Graph, Op, Path
+from planner.graph.tiles import CONVOLUTION, dims_in_tiles
 
-MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
+MATMULS = frozenset({"dot_general", CONVOLUTION, "ragged_dot", "ragged_dot_general"})
 _VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "transpose"})
 _BORDERS = frozenset({"loop_carry", "cond_join", "scan_slice", "scan_stack"})
 _RANDOM = frozenset({"random_bits", "threefry2x32", "rng_uniform"})
@@ -57,6 +60,7 @@ class _Buffers:
                     self.readers[value].append(op)
             for depth in range(1, len(op.region) + 1):
                 self.loop[op.region[:depth]] = (self.loop.get(op.region[:depth], (i, i))[0], i)
+        self.tiled = dims_in_tiles(graph)
         self.returned = {leaf.value for leaf in graph.results if leaf.value in self.maker}
         self.apart = self.returned | {value for op in graph.ops for value in self._read_as_arrays(op)}
         self.ready: dict[
@@ -98,8 +102,22 @@ class _Buffers:
         heavy = op.primitive in _BORDERS or not (op.light or op.primitive in MATMULS | _VIEWS)
         heavy = heavy and op.primitive != "scan_stack"  # what it reads is written to its place at once
         for value in op.operands:
-            if value in self.maker and (heavy or self.maker[value].region != op.region):
-                yield self._viewed(value)
+            if value in self.maker:
+                if heavy or self.maker[value].region != op.region:
+                    yield self._viewed(value)
+                elif op.primitive == CONVOLUTION and self._lies_otherwise(value):
+                    yield value
+
+    def _lies_otherwise(self, value: int) -> bool:
+        """Whether what a convolution reads is made of one argument, element by element, whose last two dims,
+        which lie in its tiles, are not those that the convolution needs there."""
+        rank, pair = len(self.graph.values[value].shape), self.tiled.get(value)
+        while value in self.maker and self._is_fused(self.maker[value]):
+            alike = [v for v in self.maker[value].operands if v is not None and self.elements[v] > 1]
+            if [self.elements[v] for v in alike] != [self.elements[value]]:
+                return False
+            (value,) = alike
+        return value not in self.maker and pair is not None and pair != (rank - 2, rank - 1)
 
     def _viewed(self, value: int) -> int:
         while value in self.maker and self.maker[value].primitive in _VIEWS:
@@ -187,8 +205,9 @@ class _Buffers:
         return whole | smaller
 
     def _makes_again(self, op: Op, writes: list[int]) -> bool:
-        """Whether what a light op is made from is held as long as its result would be: it is made again."""
-        if not self.twofold.issuperset(writes):
+        """Whether what a light op is made from is held as long as its result would be, which is read once:
+        it is made there."""
+        if not self.twofold.issuperset(writes) or sum(map(self._count_readers, writes)) > 1:
             return False
         last = max(self.until[value] for value in writes)
         sources = frozenset().union(*(self._all_sources(v) for v in op.operands if v is not None))
@@ -197,6 +216,18 @@ class _Buffers:
         for value in writes:
             del self.until[value]
         return True
+
+    def _count_readers(self, value: int) -> int:
+        """How many ops that run by themselves, or write an array, read a value, as it is or on the way in."""
+        found, seen, ahead = set[int](), {value}, [value]
+        while ahead:
+            for op in self.readers[ahead.pop()]:
+                if not self._is_fused(op) or any(result in self.until for result in op.results):
+                    found.add(op.id)
+                else:
+                    ahead += [result for result in op.results if result not in seen]
+                    seen.update(op.results)
+        return len(found)
 
     def _share(self, op: Op) -> None:
         """A loop's carry has one array, from before the first iteration until the result is read last."""
