@@ -118,11 +118,11 @@ def test_sums_that_are_only_added_are_finished_as_one():
     assert len([t for t in transfers(apart) if t.kind == "all_reduce"]) == 2
 
 
-def written(shape, places, *, itemsize=4, sizes=None, whole=(0, 1), hiding=0.0, idle=(), link=90e9):
+def written(shape, places, *, itemsize=4, sizes=None, hiding=0.0, led=False, turns=True):
     """(kind, axes) of what a TPU makes of a sum over `places`; on 4 x 4 devices if nothing else is said."""
     size = math.prod(shape) * itemsize
-    partial = Partial(shape, itemsize, size, frozenset(whole), hiding, idle)
-    return [(kind, axes) for kind, axes, _, _ in tpu_sums(partial, places, sizes or {"x": 4, "y": 4}, link)]
+    partial = Partial(shape, itemsize, size, frozenset({0, 1}), hiding, (), led, turns)
+    return [(kind, axes) for kind, axes, _, _ in tpu_sums(partial, places, sizes or {"x": 4, "y": 4}, 90e9)]
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,33 @@ def written(shape, places, *, itemsize=4, sizes=None, whole=(0, 1), hiding=0.0, 
         (8, (384, 64), 1, 4, False),
         (8, (64, 96), 1, 2, True),
         (8, (768, 64), 0, 4, False),
+        (4, (32, 384), 0, 4, False),
+        (4, (32, 256), 0, 2, True),
+        (4, (64, 128), 0, 2, True),
+        (4, (3, 3, 32, 128), 2, 4, True),
+        (4, (3, 3, 16, 128), 2, 4, False),
+        (4, (3, 3, 32, 256), 2, 2, False),
+        (4, (3, 3, 64, 256), 2, 2, True),
+        (4, (1, 3, 64, 128), 2, 4, True),
+        (4, (1, 1, 256, 512), 2, 4, False),
+        (4, (1, 1, 64, 512), 3, 4, True),
+        (4, (1, 256, 512), 1, 2, False),
+        (4, (2, 256, 512), 1, 2, True),
     ],
 )
 def test_a_tpu_scatters_even_numbers_of_tiles(group, shape, dim, itemsize, kept):
-    """As compiled: the sum of a matmul's results of this shape over a part of 16 devices."""
+    """As compiled: the sum of a matmul's results of this shape, or of a kernel's gradients, over a part of 16
+    devices."""
     sizes = {"x": group, "y": 16 // group}
     found = written(shape, {dim: ("x",)}, itemsize=itemsize, sizes=sizes)
     assert found == [("reduce_scatter" if kept else "all_reduce", ("x",))]
+
+
+def test_what_a_scatter_adds_up_lies_as_it_stands():
+    """As compiled on 4 x 4 devices: the gradients of an embedding and of the same weights in a matmul."""
+    scattered, multiplied = (written((50304, 192), {1: ("x",)}, itemsize=2, turns=t) for t in (False, True))
+    assert scattered == [("all_reduce", ("x",))]
+    assert multiplied == [("reduce_scatter", ("x",))]
 
 
 def test_a_tpu_scatters_over_no_whole_slice_and_onto_no_two_dims():
@@ -170,7 +190,7 @@ def test_a_tpu_loops_where_a_matmul_hides_the_permutes(count, itemsize, rows):
     def found(rows):
         size, sizes = 256 * 256 * itemsize, {"x": count, "y": 16 // count}
         hiding = 2 * rows * 256 * 256 / 197e12
-        partial = Partial((256, 256), itemsize, size, frozenset({0, 1}), hiding, ())
+        partial = Partial((256, 256), itemsize, size, frozenset({0, 1}), hiding, (), True, True)
         return list(tpu_sums(partial, {0: ("x",)}, sizes, 90e9))
 
     assert found(rows) == [("reduce_scatter", ("x",), 256 * 256 * itemsize, (count + 1) / (count - 1))]
@@ -183,7 +203,7 @@ def test_a_matmul_is_led_to_what_a_tpu_would_not_do_by_itself():
     devices of two, and keep the parts of a sum off axes that are idle."""
     both = ("x", "y")
     for places in ({0: both}, {0: ("y",), 1: ("x",)}):
-        found = written((768, 3072), places, hiding=1e-9)
+        found = written((768, 3072), places, hiding=1e-9, led=True)
         assert found == [("reduce_scatter", ("x",)), ("reduce_scatter", ("y",))]
     network = network_of("tpu_v5e:4x4", x=4, y=4)
     stages = stages_of(lambda a, b: a @ b, f32(768, 1024), f32(1024, 3072), network=network)

@@ -14,15 +14,17 @@ TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 a
         - A vector is gathered by an all-gather if each device holds whole rows of 128 elements, else by an
           all-reduce of the vector with zeros in the other devices' places.
         - A reduce-scatter stays one if its groups are not all devices and each part is an even number of
-          tiles (8 rows of 128 elements; see `_even_tiles`); else it is an all-reduce of the whole.
+          tiles (8 rows of 128 elements; see `_even_tiles`); else it is an all-reduce of the whole. Nor does
+          one onto a dim that only dims of length 1 come before: the rows of one sequence, a kernel of 1 x 1.
+          What a scatter adds up lies in memory as it stands; other sums so that they take the least.
         - A reduce-scatter of a matmul's sums over more than two devices, onto a dim that nothing else splits,
           becomes a loop of permutes around the matmul's parts if the parts take long enough to hide them.
           Each device passes on n + 1 parts of n, where a ring passes on n - 1.
-        - Sums scattered onto two dims at once are an all-reduce of the whole; matmuls' stay two
-          reduce-scatters if each has a constraint of its own. So do two over parts of the devices for one
-          over all of them.
-        - Axes that a matmul leaves idle would take parts of the dim that its sums are scattered onto, and
-          permutes bring them to their places; not if the whole sum is constrained first.
+        - Sums scattered onto two dims at once are an all-reduce of the whole; those of matmuls and
+          convolutions stay two reduce-scatters if each has a constraint of its own. So do two over parts of
+          the devices for one over all of them.
+        - Axes that a matmul or convolution leaves idle would take parts of the dim that its sums are
+          scattered onto, and permutes bring them to their places; not if the whole sum is constrained first.
 """
 
 import dataclasses
@@ -36,7 +38,7 @@ from planner.sharding.spec import ways
 from planner.sharding.strategy import ALL_REDUCE
 
 LANES, SUBLANES = 128, 8
-_ROUNDING = frozenset({"dot_general", "conv_general_dilated"})
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _PASSING = frozenset({"reshape", "rev", "scan_slice", "scan_stack", "squeeze", "transpose"})
 
 
@@ -57,7 +59,7 @@ def rounded_reads(graph: Graph, chip_kind: str) -> frozenset[tuple[int, int]]:
     kept = {leaf.value for leaf in graph.results}
     found: set[tuple[int, int]] = set()
     for op in reversed(graph.ops):
-        rounds = op.primitive in _ROUNDING or (
+        rounds = op.primitive in PRODUCTS or (
             op.primitive == "convert_element_type" and graph.values[op.results[0]].dtype == "bfloat16"
         )
         if op.primitive in _PASSING:
@@ -79,7 +81,8 @@ class Partial:
 
     shape, itemsize, bytes: of the array. whole: the dims that no axis splits. hiding: seconds of the matmul
     that makes it, behind which a loop could hide its permutes; 0 if no matmul does. idle: the axes that the
-    op leaves unused.
+    op leaves unused. led: whether constraints in turn lead the compiler to scatter it in stages. turns:
+    whether the array may lie in memory with its dims in another order.
     """
 
     shape: tuple[int, ...]
@@ -88,6 +91,8 @@ class Partial:
     whole: frozenset[int]
     hiding: float
     idle: tuple[str, ...]
+    led: bool
+    turns: bool
 
 
 Written = tuple[str, tuple[str, ...], float, float]  # kind, axes, bytes, times what a ring sends
@@ -127,7 +132,7 @@ def tpu_sums(
     """The collectives that a TPU finishes a partial sum with. places: the axes to sum over, by the dim of the
     result that they are scattered onto, or ALL_REDUCE. link: bytes/s that a device sends both ways round."""
     stages, rest = scatter_stages(partial, places, sizes, link), places.get(ALL_REDUCE, ())
-    if not stages or (len(stages) > 1 and not partial.hiding):
+    if not stages or (len(stages) > 1 and not partial.led):
         yield (
             "all_reduce",
             tuple(a for a in sizes if any(a in axes for axes in places.values())),
@@ -140,7 +145,7 @@ def tpu_sums(
         count = ways(axes, sizes)
         if len(stages) == 1 and _loops(partial, dim, axes, rest, sizes, link):
             yield "reduce_scatter", axes, kept, (count + 1) / (count - 1)
-        elif count == ways(tuple(sizes), sizes) or not _even_tiles(shape, partial.itemsize, dim, count):
+        elif count == ways(tuple(sizes), sizes) or not _even_tiles(partial, shape, dim, count):
             yield "all_reduce", axes, kept, 1.0
         else:
             yield "reduce_scatter", axes, kept, 1.0
@@ -156,7 +161,7 @@ def scatter_stages(
     """(dim, axes) of the reduce-scatters of a sum, one after the other. One over all devices, which there is
     not, is made of two: over the first axis, then over the others."""
     stages = [(dim, axes) for dim, axes in sorted(places.items(), reverse=True) if dim != ALL_REDUCE]
-    if len(stages) == len(places) == 1 and partial.hiding:
+    if len(stages) == len(places) == 1 and partial.led:
         ((dim, axes),) = stages
         axes = tuple(axis for axis in axes if sizes[axis] > 1)
         everywhere = ways(axes, sizes) == ways(tuple(sizes), sizes)
@@ -179,20 +184,22 @@ def _loops(
     return alone and partial.hiding > 2 * partial.bytes / link / count
 
 
-def _even_tiles(shape: Sequence[int], itemsize: int, dim: int, count: int) -> bool:
-    """Whether the parts of a sum scattered onto a dim lie in even numbers of tiles.
+def _even_tiles(partial: Partial, shape: Sequence[int], dim: int, count: int) -> bool:
+    """Whether the parts of a sum of this shape scattered onto a dim lie in even numbers of tiles.
 
     The array lies in memory so that its parts fill the fewest tiles: some dim along the lanes, another along
-    the sublanes; as it stands where that makes no difference.
+    the sublanes; as it stands where that makes no difference, and where it has to.
     """
     shard = [extent // count if d == dim else extent for d, extent in enumerate(shape)]
-    if len(shard) < 2:
+    if len(shard) < 2 or (dim and set(shard[:dim]) == {1}):
         return False
     orders = sorted(itertools.permutations(range(len(shard)), 2), key=lambda order: order[::-1], reverse=True)
     orders.sort(key=lambda order: order != (len(shard) - 2, len(shard) - 1))
-    row, lane = min(orders, key=lambda order: _padded(shard, *order))
+    row, lane = min(orders if partial.turns else orders[:1], key=lambda order: _padded(shard, *order))
     if lane == dim:
-        return shard[dim] * itemsize % (4 * LANES) == 0
+        return shard[dim] * partial.itemsize % (4 * LANES) == 0
+    if row == dim and math.prod(shard) > shard[row] * shard[lane]:  # a part is in pieces, of whole tiles each
+        return shard[dim] * partial.itemsize >= 4 * SUBLANES
     if row != dim or shard[dim] > SUBLANES:
         return True
     return shard[dim] == SUBLANES and _padded(shard, row, lane) // (SUBLANES * LANES) % 2 == 0

@@ -137,16 +137,18 @@ def _partial(
         whole=frozenset(dim for dim, axes in enumerate(spec) if not axes),
         hiding=node.flops / share / network.machine.peak_flops(value.dtype) if is_matmul else 0.0,
         idle=tuple(a for a in sizes if sizes[a] > 1 and not any(a in s for s in strategy.split.values())),
+        led=primitive in backend.PRODUCTS,
+        turns=not primitive.startswith("scatter"),
     )
 
 
 def way_made(
     node: Node, primitive: str, graph: Graph, strategy: Strategy, network: Network
 ) -> tuple[Spec, ...]:
-    """The specs that a matmul's result passes through while its sum is scattered, the last one left out: what
-    leads the backend to the planned collectives."""
+    """The specs that the result of a matmul or convolution passes through while its sum is scattered, but for
+    the last one: what leads the backend to the planned collectives."""
     places = {place for place in strategy.finish.values() if place != ALL_REDUCE}
-    if network.machine.chip.kind != "tpu" or primitive != "dot_general" or not places:
+    if network.machine.chip.kind != "tpu" or primitive not in backend.PRODUCTS or not places:
         return ()
     (total,) = node.sums
     partial = _partial(node, primitive, total, graph, strategy, network)

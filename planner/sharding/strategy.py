@@ -22,7 +22,7 @@ from planner.graph.rule import Dims
 from planner.sharding.spec import Spec, ways
 
 ALL_REDUCE = -1
-_MOST_SCATTERED_RANK = 3
+_MOST_SCATTERED_RANK = 4
 
 
 @dataclasses.dataclass(frozen=True)
