@@ -11,14 +11,13 @@ from planner.cost.memory import peak_time, stored_bytes
 from planner.cost.problem import usage_over_time
 from planner.cost.roofline import MATMULS
 from planner.cost.tables import Tables
-from planner.cost.traffic import Transfer, finishes, moves, way_made
+from planner.cost.traffic import Network, Transfer, finishes, moves, way_made
 from planner.graph.coarsen import Coarse, Link
 from planner.graph.graph import Graph, Path, Site
 from planner.graph.labels import SAMPLE
 from planner.graph.notation import show as show_rule
 from planner.plans import Collective, LeafPlan
 from planner.sharding.named import Sort
-from planner.sharding.reshard import reshard
 from planner.sharding.spec import Spec, pieces, replicated
 from planner.sharding.strategy import ALL_REDUCE, Strategy, result_spec, spec_of
 
@@ -70,7 +69,7 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
             name, value = primitive[node.ops[0]], node.outputs[0].value
             way = way_made(node, name, decided.graph, strategy, decided.tables.network)
             found.update((site, (*way, decided.spec(value))) for site in values[value].made)
-    nodes, sizes = decided.coarse.nodes, decided.sizes
+    nodes, network = decided.coarse.nodes, decided.tables.network
     into_copy = {link.user: link for link in decided.coarse.links if nodes[link.user].kind == "copy"}
     for link in decided.coarse.links:
         if link.user in into_copy:
@@ -79,9 +78,9 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
         if link.maker in into_copy:
             copied, made = made, decided.made(into_copy[link.maker])
             # A slice of what is kept is taken from there, and need not wait for the copy.
-            if reshard(copied, read, sizes) or reshard(made, read, sizes):
-                way, made = _way(made, copied, sizes), copied
-        way += _way(made, read, sizes)
+            if any(network.reshard(copied, read)) or any(network.reshard(made, read)):
+                way, made = _way(made, copied, network), copied
+        way += _way(made, read, network)
         if way:
             found.update((site, way) for site in nodes[link.user].inputs[link.into].uses)
     return found | dict(_other_uses(decided, found))
@@ -104,11 +103,11 @@ def _other_uses(
             yield from ((site, (decided.spec(value),)) for site in several if site not in found)
 
 
-def _way(source: Spec, target: Spec, sizes: Mapping[str, int]) -> tuple[Spec, ...]:
+def _way(source: Spec, target: Spec, network: Network) -> tuple[Spec, ...]:
     """The specs a value passes through, the first one left out."""
     if source == target:
         return ()
-    steps = [step.spec for step in reshard(source, target, dict(sizes))]
+    steps = [step.spec for step in network.reshard(source, target)]
     return tuple(dict.fromkeys([*steps, target]))
 
 

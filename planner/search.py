@@ -226,7 +226,8 @@ def _inside(problem: Problem, request: Request, seconds: float) -> Choice:
     left = seconds if request.schemes else _LIMITED_SHARE * seconds
     if left < taken:  # the limit takes several such solves
         return free
-    lean = solve(problem, seconds=left, seed=request.seed, starts=[free.choice])
+    begin = {"starts": [free.choice]} if request.solver == "auto" else {}  # the others begin with nothing
+    lean = solve(problem, seconds=left, seed=request.seed, **begin)
     return lean if lean.peak <= problem.usage_limit or request.schemes else free
 
 

@@ -251,3 +251,19 @@ def test_a_cpu_moves_bfloat16_as_float32():
     found = planner.verify(plan, step, *args)
     assert found.wire.compiled == found.wire.planned == pytest.approx(plan.wire_bytes)
     assert found.flags == ()
+
+
+@pytest.mark.parametrize(
+    ("machine", "sizes", "kinds"),
+    [
+        ("tpu_v5e:4x8", {"x": 32}, [("all_gather", ("x",))]),
+        ("tpu_v5e:8x8", {"x": 64}, [("all_reduce", ("x",))]),
+        ("tpu_v5p:4x4x4", {"x": 4, "y": 16}, [("all_gather", ("y",)), ("all_gather", ("x",))]),
+        ("gpu_h100_sxm_80gb:8x8", {"x": 8, "y": 8}, [("all_gather", ("x", "y"))]),
+    ],
+)
+def test_a_large_slice_gathers_over_parts_of_it_only(machine, sizes, kinds):
+    network = network_of(machine, **sizes)
+    axes = tuple(sizes)
+    steps = list(network.reshard((axes, ()), ((), ())))
+    assert [(network.move(step.kind, step.axes, 1e6, 0)[0], step.axes) for step in steps] == kinds

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.sharding.reshard import Step, reshard
+from planner.sharding.reshard import Step, in_two, reshard
 from planner.sharding.spec import Spec, axes_of, parse, pieces, show, ways
 
 MESHES = ({"x": 2, "y": 2, "z": 2}, {"x": 4, "y": 2}, {"x": 2, "y": 4})
@@ -191,3 +191,16 @@ def test_the_steps_of_known_moves(source, target, mesh, wanted):
         parts = round(1 / step.fraction)
         told.append(f"{step.kind}({','.join(step.axes)})*{'1' if parts == 1 else f'1/{parts}'}")
     assert " ".join(told) == wanted
+
+
+def test_a_gather_in_two_sends_as_much():
+    sizes = {"x": 8, "y": 4, "z": 2}
+    (whole,) = reshard(parse("P(-, (x,y,z))"), parse("P(-, -)"), sizes)
+    first, last = in_two(parse("P(-, (x,y,z))"), whole, sizes)
+    assert (first.kind, first.axes, first.spec) == ("all_gather", ("y", "z"), parse("P(-, x)"))
+    assert (last.kind, last.axes, last.spec) == ("all_gather", ("x",), parse("P(-, -)"))
+
+    def sent(step: Step) -> float:
+        return step.fraction * (1 - 1 / ways(step.axes, sizes))
+
+    assert sent(first) + sent(last) == pytest.approx(sent(whole))

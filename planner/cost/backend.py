@@ -11,6 +11,8 @@ TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 a
         - What is only read to be rounded to bfloat16 is rounded first, and moved so, also through the slices
           of a scan, transposes and reshapes: float32 operands of matmuls and convolutions of default
           precision, and of conversions. Sums stay float32.
+        - An all-gather over all devices of a slice is an all-reduce, from 64 devices on (32 still gather; v5e
+          and v5p, up to 1,024). Two gathers, one constraint after the other, over parts of them stay two.
         - A vector is gathered by an all-gather if each device holds whole rows of 128 elements, else by an
           all-reduce of the vector with zeros in the other devices' places.
         - A reduce-scatter stays one if its groups are not all devices and each part is an even number of
@@ -38,8 +40,14 @@ from planner.sharding.spec import ways
 from planner.sharding.strategy import ALL_REDUCE
 
 LANES, SUBLANES = 128, 8
+_GATHERED_WHOLE = 64  # devices: from so many on, nothing is gathered over all of them at once
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _PASSING = frozenset({"reshape", "rev", "scan_slice", "scan_stack", "squeeze", "transpose"})
+
+
+def sums_to_gather(chip_kind: str, group: int, devices: int) -> bool:
+    """Whether an all-gather over groups of so many of the devices is written as an all-reduce."""
+    return chip_kind == "tpu" and group == devices >= _GATHERED_WHOLE
 
 
 def gathers_vectors(chip_kind: str, shard: float) -> str:

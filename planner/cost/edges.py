@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.traffic import Network
-from planner.sharding.reshard import reshard
 from planner.sharding.spec import Spec, pieces, ways
 
 Floats = NDArray[np.float64]
@@ -62,7 +61,7 @@ class EdgePricer:
                 share *= ways(s, self.sizes)
         key = (tuple(mine), tuple(theirs), share)
         if key not in self.of_moving:
-            steps = reshard(key[0], key[1], self.sizes)
+            steps = self.network.reshard(key[0], key[1])
             found = ((step.kind, step.axes, step.fraction / share) for step in steps)
             terms = tuple(self.terms.setdefault(term, len(self.terms)) for term in found)
             self.of_moving[key] = terms or (-1,)

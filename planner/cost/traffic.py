@@ -10,7 +10,7 @@ from meshes.mesh import LogicalMesh
 from planner.cost import backend
 from planner.graph.coarsen import Coarse, Node, Port, Sum
 from planner.graph.graph import Graph, Value
-from planner.sharding.reshard import reshard
+from planner.sharding.reshard import Step, in_two, reshard
 from planner.sharding.spec import Spec, pieces, ways
 from planner.sharding.strategy import ALL_REDUCE, Strategy, spec_of
 
@@ -40,9 +40,29 @@ class Network:
         self.link = 2 * oneway / machine.chip.devices_per_chip
         self.seconds = functools.cache(self._seconds)
 
+    def reshard(self, source: Spec, target: Spec) -> Iterator[Step]:
+        """The steps from one spec to the other, as the backend does best: a gather over all devices that it
+        would write as an all-reduce is made of two."""
+        now = source
+        for step in reshard(source, target, self.sizes):
+            axes = [axis for axis in step.axes if self.sizes[axis] > 1]
+            if len(axes) > 1 and self._sums_to_gather(step.kind, step.axes):
+                yield from in_two(now, step, self.sizes)
+            else:
+                yield step
+            now = step.spec
+
+    def _sums_to_gather(self, kind: str, axes: tuple[str, ...]) -> bool:
+        group = ways(axes, self.sizes)
+        return kind == "all_gather" and backend.sums_to_gather(
+            self.machine.chip.kind, group, self.mesh.devices
+        )
+
     def move(self, kind: str, axes: tuple[str, ...], count: float, row: int) -> tuple[str, float]:
         """(the kind that is written for a step of a reshard, its seconds). row: see `row_of`."""
-        if kind == "all_gather" and row:
+        if self._sums_to_gather(kind, axes):
+            kind = "all_reduce"
+        elif kind == "all_gather" and row:
             kind = backend.gathers_vectors(self.machine.chip.kind, count / row / ways(axes, self.sizes))
         return kind, self.seconds(kind, axes, count)
 
@@ -181,7 +201,7 @@ def moves(
     """The collectives that bring a value, kept in `source`, to where a node reads it in `target`. rounded:
     whether it is brought there in half its width."""
     whole = network.moved_bytes(value) / (2 if rounded else 1)
-    for step in reshard(source, target, network.sizes):
+    for step in network.reshard(source, target):
         kind, _ = network.move(step.kind, step.axes, step.fraction * whole, row_of(value))
         yield Transfer(kind, step.axes, step.fraction * whole, port.repeat, port.value)
 

@@ -35,6 +35,18 @@ def reshard(source: Spec, target: Spec, sizes: Mapping[str, int]) -> tuple[Step,
     return () if source == target else _steps(source, target, tuple(sizes.items()))
 
 
+def in_two(now: Spec, gather: Step, sizes: Mapping[str, int]) -> tuple[Step, Step]:
+    """An all-gather of several axes, from the spec `now`, as two that together send as much: of all axes but
+    the first, then of the first."""
+    first, rest = gather.axes[:1], gather.axes[1:]
+    between = tuple(
+        tuple(axis for axis in before if axis not in rest) if before != after else after
+        for before, after in zip(now, gather.spec, strict=True)
+    )
+    half = Step(gather.kind, rest, 1 / pieces(between, sizes), between)
+    return half, dataclasses.replace(gather, axes=first)
+
+
 @functools.lru_cache(maxsize=1 << 20)
 def _steps(source: Spec, target: Spec, size_items: tuple[tuple[str, int], ...]) -> tuple[Step, ...]:
     sizes = dict(size_items)
