@@ -19,9 +19,9 @@ TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 a
           tiles (8 rows of 128 elements; see `_even_tiles`); else it is an all-reduce of the whole. Nor does
           one onto a dim that only dims of length 1 come before: the rows of one sequence, a kernel of 1 x 1.
           What a scatter adds up lies in memory as it stands; other sums so that they take the least.
-        - A reduce-scatter of a matmul's sums over more than two devices, onto a dim that nothing else splits,
+        - A reduce-scatter of a matmul's sums over 3 to 63 devices, onto a dim that nothing else splits,
           becomes a loop of permutes around the matmul's parts if the parts take long enough to hide them.
-          Each device passes on n + 1 parts of n, where a ring passes on n - 1.
+          Each device passes on n + 1 parts of n, where a ring passes on n - 1. (32 devices loop, 64 do not.)
         - Sums scattered onto two dims at once are an all-reduce of the whole; those of matmuls and
           convolutions stay two reduce-scatters if each has a constraint of its own. So do two over parts of
           the devices for one over all of them.
@@ -40,14 +40,14 @@ from planner.sharding.spec import ways
 from planner.sharding.strategy import ALL_REDUCE
 
 LANES, SUBLANES = 128, 8
-_GATHERED_WHOLE = 64  # devices: from so many on, nothing is gathered over all of them at once
+_LARGE = 64  # devices: over so many at once nothing is gathered, and no loop passes parts round
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _PASSING = frozenset({"reshape", "rev", "scan_slice", "scan_stack", "squeeze", "transpose"})
 
 
 def sums_to_gather(chip_kind: str, group: int, devices: int) -> bool:
     """Whether an all-gather over groups of so many of the devices is written as an all-reduce."""
-    return chip_kind == "tpu" and group == devices >= _GATHERED_WHOLE
+    return chip_kind == "tpu" and group == devices >= _LARGE
 
 
 def gathers_vectors(chip_kind: str, shard: float) -> str:
@@ -188,7 +188,7 @@ def _loops(
 ) -> bool:
     """Whether a matmul's sum is scattered by a loop of permutes around its parts."""
     count = ways(axes, sizes)
-    alone = dim in partial.whole and not rest and not partial.idle and count > 2
+    alone = dim in partial.whole and not rest and not partial.idle and 2 < count < _LARGE
     return alone and partial.hiding > 2 * partial.bytes / link / count
 
 
