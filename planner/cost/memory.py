@@ -4,6 +4,7 @@
     buffers                 while they are held, under the spec that their node gives them
     unfinished sums         beside the finished ones, while the collective runs
     operands of a matmul    that a TPU runs in parts, to hide the reduce-scatter of its sums
+    arguments               a copy of each that is replaced by what a TPU gathers, while the step reads it
     scanned arguments       in the narrower type that a TPU rounds them to before the loop
 
 On a TPU the buffers are those of `planner.graph.buffers`; elsewhere all that leaves a block is one, from when
@@ -22,11 +23,11 @@ from numpy.typing import NDArray
 from planner.cost.problem import Problem, Usage, usage_over_time
 from planner.cost.traffic import Transfer
 from planner.graph.buffers import Interval
-from planner.graph.coarsen import Coarse, Node
+from planner.graph.coarsen import Coarse, Node, Port
 from planner.graph.graph import Graph, Op, Path, Value
 from planner.graph.rule import Dims
 from planner.graph.tiles import Pair, dims_in_tiles
-from planner.sharding.spec import Spec, ways
+from planner.sharding.spec import Spec, pieces, ways
 from planner.sharding.strategy import Strategy, result_spec, spec_of
 
 _LANES = 128
@@ -34,6 +35,16 @@ _LANES = 128
 Floats = NDArray[np.float64]
 Condition = Callable[[Sequence[Transfer]], bool]
 Spelled = Callable[[Dims, Strategy], Spec]
+
+
+class Specced(Protocol):
+    """The different specs of a port, and which one each strategy of its node gives it."""
+
+    @property
+    def specs(self) -> tuple[Spec, ...]: ...
+
+    @property
+    def index(self) -> NDArray[np.int64]: ...
 
 
 class Tabled(Protocol):
@@ -44,6 +55,9 @@ class Tabled(Protocol):
 
     @property
     def sums(self) -> tuple[tuple[Transfer, ...], ...]: ...
+
+    @property
+    def outputs(self) -> Sequence[Specced]: ...
 
 
 def held_values(graph: Graph, coarse: Coarse, kind: str) -> dict[int, Interval]:
@@ -66,6 +80,38 @@ def node_usages(
     share arrays. sizes: of the mesh axes. kind: of the chip."""
     held = held_values(graph, coarse, kind)
     return list(_Usages(graph, tables, held, sizes, kind).of(coarse))
+
+
+def replaced_usages(
+    graph: Graph, coarse: Coarse, tables: Sequence[Tabled], sizes: Mapping[str, int], kind: str
+) -> Iterator[Usage]:
+    """The usages of the edges into arguments that results replace.
+
+    Where a TPU gathers the result from smaller parts, it gathers into the argument's place; what the step
+    reads of the argument, it reads from a copy, made before the first read and held until the last one.
+    """
+    reads: dict[int, list[Port]] = {}
+    for link in coarse.links if kind == "tpu" else ():
+        reads.setdefault(link.maker, []).append(coarse.nodes[link.user].inputs[link.into])
+    known: dict[tuple, Floats] = {}
+    for e, link in enumerate(coarse.links):
+        if coarse.nodes[link.user].kind == "leaf" and link.user in reads:
+            made, kept = tables[link.maker].outputs[link.out], tables[link.user].outputs[0]
+            value = graph.values[coarse.nodes[link.user].outputs[0].value]
+            key = (id(made), id(kept), value.bytes)
+            if key not in known:
+                known[key] = value.bytes * _gathered(made, kept, sizes)
+            if known[key].any():
+                first = min(port.first for port in reads[link.user])
+                yield Usage(e, first, max(port.last for port in reads[link.user]) + 1, known[key])
+
+
+def _gathered(made: Specced, kept: Specced, sizes: Mapping[str, int]) -> Floats:
+    """The share of a value that a device keeps, where it makes less of it, and else nothing; per strategy of
+    the maker, and of who keeps it."""
+    before = np.array([pieces(spec, sizes) for spec in made.specs])[made.index][:, None]
+    after = np.array([pieces(spec, sizes) for spec in kept.specs])[kept.index][None, :]
+    return np.where(before > after, 1.0 / after, 0.0)
 
 
 def peak_time(problem: Problem, choice: Sequence[int], scratchpad_bytes: float) -> int:

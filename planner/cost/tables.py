@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from planner.cost.edges import EdgePricer
 from planner.cost.joined import joined_sums, joint_costs
-from planner.cost.memory import node_usages
+from planner.cost.memory import node_usages, replaced_usages
 from planner.cost.problem import Problem, Usage
 from planner.cost.roofline import work_seconds
 from planner.cost.traffic import Network, Transfer, finishes, rounded_ports, row_of
@@ -106,12 +106,13 @@ class _Build:
                 edge_usages.append(Usage(e, port.first, port.last + 1, held))
         joined = joined_sums(self.graph, self.coarse) if self.network.joins_added else {}
         links = [(link.maker, link.user) for link in self.coarse.links]
+        everything = (self.graph, self.coarse, nodes, self.sizes, self.network.machine.chip.kind)
         problem = Problem(
             node_costs=tuple(table.work if v in joined else table.cost for v, table in enumerate(nodes)),
             edges=(*links, *((first, second) for second, first in joined.items())),
             edge_costs=(*costs, *(self._joint(nodes[u], nodes[v]) for v, u in joined.items())),
-            node_usages=tuple(self._usages(nodes)),
-            edge_usages=tuple(edge_usages),
+            node_usages=tuple(node_usages(*everything)),
+            edge_usages=(*edge_usages, *replaced_usages(*everything)),
             usage_limit=limit,
             horizon=len(self.graph.ops) + 1,
         )
@@ -191,9 +192,6 @@ class _Build:
             grid = np.ix_(made.index, read.index)
             self.edge_tables[key] = (cost[grid], held[grid])
         return self.edge_tables[key]
-
-    def _usages(self, nodes: list[NodeTable]) -> list[Usage]:
-        return node_usages(self.graph, self.coarse, nodes, self.sizes, self.network.machine.chip.kind)
 
 
 def _of_specs(node: Node, specs: Sequence[Spec]) -> tuple[Strategy, ...]:
