@@ -15,7 +15,9 @@ FLAGS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": "NONE"}  # beside
 _ASSIGNMENT = "*.after_optimizations-buffer-assignment.txt"
 _SCHEDULED = "*.after_optimizations_after_buffer_assignment.txt"  # written after the assignment
 _WHOLE = re.compile(r"\nENTRY [^\n]*\n(?:  [^\n]*\n)*\}\s*$")
-_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)", re.MULTILINE)
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*)((?:\n .*)*)", re.MULTILINE)
+_TABLE = re.compile(r"^ value: .*offset=(\d+)\): \(", re.MULTILINE)
+_SLOT = 16384  # bytes that each of the compiler's tables takes of the heap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +31,15 @@ class Held:
 
 
 def held(assignment: str) -> Held:
-    """Reads the text of a buffer assignment.
+    """Reads the text of a buffer assignment. Left out are the tables of where the parts of a tuple lie, one
+    for every asynchronous operation, of which small programs hold nothing else: they are the program's, as
+    its code is.
 
     >>> held("allocation 0: size 512, parameter 0, shape |f32[8]| at ShapeIndex {}, maybe-live-out:")
     Held(arguments=512.0, outputs=512.0, aliases=512.0, temporaries=0.0)
     """
     sums = {field.name: 0.0 for field in dataclasses.fields(Held)}
-    for size, what in _ALLOCATION.findall(assignment):
+    for size, what, values in _ALLOCATION.findall(assignment):
         if what.startswith("color"):
             continue  # another memory, on the chip itself
         enters, leaves = "parameter" in what, "maybe-live-out" in what
@@ -47,6 +51,8 @@ def held(assignment: str) -> Held:
         }
         for kind, counts in kinds.items():
             sums[kind] += float(size) if counts else 0.0
+        if kinds["temporaries"]:
+            sums["temporaries"] -= min(float(size), _SLOT * len(set(_TABLE.findall(values))))
     return Held(**sums)
 
 
