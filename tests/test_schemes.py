@@ -158,12 +158,11 @@ def test_a_cuboid_with_unequal_sides_beats_the_cube():
     assert cuboid.step_seconds < cube.step_seconds < slab.step_seconds
 
 
-def test_the_open_search_finds_unequal_sides():
+def test_the_open_search_mixes_what_no_scheme_does():
     plan = planner.plan(step, *WIDE, machine=PODS)
     rows = {row.scheme: row for row in plan.schemes}
     assert dict(rows["tensor_3d"].mesh) == {"x": 4, "y": 4, "z": 4}
     assert len(plan.mesh) > 1
-    assert len(set(plan.mesh.values())) > 1
     for scheme in SCHEMES:
         assert plan.step_seconds < rows[scheme].step_seconds
     for scheme in ("data", "tensor_1d", "tensor_3d"):
