@@ -33,7 +33,7 @@ _FLAGS = (  # name, kind, default, what it is; sorted by name
     ("machine", "string", "", "machine to plan for, like tpu_v5e:4x4; this host's devices when left out"),
     ("memory_fraction", "float", 0.9, "part of the device memory that a plan may use"),
     ("mesh", "string", "", "fix the logical mesh: data=4,model=2"),
-    ("model", "string", "", "a model of models/: gpt, llama, mlp, resnet"),
+    ("model", "string", "", "a model of models/, like gpt, llama, moe or resnet"),
     ("out", "string", "", "file to save the plan to, for show, diff and --plan"),
     ("pins", "string", "", "specs to hold: 'batch.*=P(data, -);state.params.*.w1=P(-, model)'"),
     ("plan", "string", "", "train, verify: take this saved plan instead of making one"),
