@@ -143,6 +143,20 @@ def written(shape, places, *, itemsize=4, sizes=None, hiding=0.0, led=False, tur
         (4, (32, 384), 0, 4, False),
         (4, (32, 256), 0, 2, True),
         (4, (64, 128), 0, 2, True),
+        (4, (1, 256, 512), 1, 2, False),
+        (4, (2, 256, 512), 1, 2, True),
+    ],
+)
+def test_a_tpu_scatters_even_numbers_of_tiles(group, shape, dim, itemsize, kept):
+    """As compiled: the sum of a matmul's results of this shape over a part of 16 devices."""
+    sizes = {"x": group, "y": 16 // group}
+    found = written(shape, {dim: ("x",)}, itemsize=itemsize, sizes=sizes)
+    assert found == [("reduce_scatter" if kept else "all_reduce", ("x",))]
+
+
+@pytest.mark.parametrize(
+    ("group", "shape", "dim", "itemsize", "kept"),
+    [
         (4, (3, 3, 32, 128), 2, 4, True),
         (4, (3, 3, 16, 128), 2, 4, False),
         (4, (3, 3, 32, 256), 2, 2, False),
@@ -150,15 +164,17 @@ def written(shape, places, *, itemsize=4, sizes=None, hiding=0.0, led=False, tur
         (4, (1, 3, 64, 128), 2, 4, True),
         (4, (1, 1, 256, 512), 2, 4, False),
         (4, (1, 1, 64, 512), 3, 4, True),
-        (4, (1, 256, 512), 1, 2, False),
-        (4, (2, 256, 512), 1, 2, True),
+        (2, (1, 1, 256, 128), 3, 4, False),
+        (4, (16, 16, 16, 512), 3, 4, True),
+        (8, (8, 32, 32, 16), 3, 4, False),
+        (8, (8, 32, 32, 64), 3, 4, False),
+        (4, (64, 56, 56, 64), 1, 2, True),
     ],
 )
-def test_a_tpu_scatters_even_numbers_of_tiles(group, shape, dim, itemsize, kept):
-    """As compiled: the sum of a matmul's results of this shape, or of a kernel's gradients, over a part of 16
-    devices."""
+def test_a_tpu_scatters_the_sums_of_convolutions_as_they_stand(group, shape, dim, itemsize, kept):
+    """As compiled: kernels' gradients, and results of convolutions."""
     sizes = {"x": group, "y": 16 // group}
-    found = written(shape, {dim: ("x",)}, itemsize=itemsize, sizes=sizes)
+    found = written(shape, {dim: ("x",)}, itemsize=itemsize, sizes=sizes, led=True, turns=False)
     assert found == [("reduce_scatter" if kept else "all_reduce", ("x",))]
 
 

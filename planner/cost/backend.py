@@ -18,7 +18,8 @@ TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 a
         - A reduce-scatter stays one if its groups are not all devices and each part is an even number of
           tiles (8 rows of 128 elements; see `_even_tiles`); else it is an all-reduce of the whole. Nor does
           one onto a dim that only dims of length 1 come before: the rows of one sequence, a kernel of 1 x 1.
-          What a scatter adds up lies in memory as it stands; other sums so that they take the least.
+          Sums of matmuls lie in memory so that they take the least, others as they stand: what a scatter adds
+          up, and what a convolution does, whose narrow features no reduce-scatter splits.
         - A reduce-scatter of a matmul's sums over 3 to 63 devices, onto a dim that nothing else splits,
           becomes a loop of permutes around the matmul's parts if the parts take long enough to hide them.
           Each device passes on n + 1 parts of n, where a ring passes on n - 1. (32 devices loop, 64 do not.)
