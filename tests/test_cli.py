@@ -43,7 +43,7 @@ plan --model=gpt --pins=a=x
 plan --model=gpt --set=layers
     --set has 'layers', no setting. Write it as layers=48,batch=64.
 plan --model=gppt
-    There is no model 'gppt'; choose one of gpt, llama, mlp, resnet.
+    There is no model 'gppt'; choose one of alexnet, densenet, gpt
 plan --model=gpt --config=huge
     Model 'gpt' has no config 'huge'; choose one of tiny, gpt2_sm
 plan --model=gpt --set=layer=3

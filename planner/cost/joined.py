@@ -36,7 +36,8 @@ def joined_sums(graph: Graph, coarse: Coarse) -> dict[int, int]:
         if result in summed:
             parts[result] = (summed[result],)
         elif op.primitive in _ADDING | _PASSING and all(v in parts and reads[v] == 1 for v in op.operands):
-            parts[result] = tuple(node for value in op.operands for node in parts.pop(value))
+            added = [value for value in op.operands if value is not None]
+            parts[result] = tuple(node for value in added for node in parts.pop(value))
     groups = [sorted(nodes) for nodes in parts.values()]
     return {second: first for group in groups for first, second in itertools.pairwise(group)}
 

@@ -82,7 +82,7 @@ def _kept(parts: list[Floats]) -> Map:
     order = np.lexsort((np.arange(count), np.where(np.isfinite(table), table, 0.0).sum(axis=1), table[:, 0]))
     for a in order:
         if least[a]:
-            beaten = (table[a] <= table).all(axis=1)
+            beaten = np.all(table[a] <= table, axis=1)
             beaten[a] = False
             least &= ~beaten
     return np.flatnonzero(least)

@@ -259,7 +259,7 @@ def _usages(
             continue
         held = usage.bytes[np.ix_(seen[u], seen[w])]
         if at[u] > at[w]:
-            pair, held = pair[::-1], held.T
+            pair, held = (pair[1], pair[0]), held.T
         _hold(edges, (number[pair], usage.first, usage.last), held)
     return {
         "node_usages": tuple(Usage(*key, held) for key, held in nodes.items()),
