@@ -8,7 +8,7 @@ import pytest
 from pipeline import graph_of, network_of, stages_of
 
 import planner
-from planner.cost.backend import Partial, cpu_sums, rounded_reads, tpu_sums
+from planner.cost.backend import PRODUCTS, Partial, cpu_sums, rounded_reads, tile_orders, tpu_sums
 from planner.cost.traffic import row_of, way_made
 from planner.graph.graph import Value
 from planner.planning import Decided, transfers
@@ -118,10 +118,11 @@ def test_sums_that_are_only_added_are_finished_as_one():
     assert len([t for t in transfers(apart) if t.kind == "all_reduce"]) == 2
 
 
-def written(shape, places, *, itemsize=4, sizes=None, hiding=0.0, led=False, turns=True):
+def written(shape, places, *, itemsize=4, sizes=None, hiding=0.0, primitive="dot_general", tiled=None):
     """(kind, axes) of what a TPU makes of a sum over `places`; on 4 x 4 devices if nothing else is said."""
     size = math.prod(shape) * itemsize
-    partial = Partial(shape, itemsize, size, frozenset({0, 1}), hiding, (), led, turns)
+    led, tiles = primitive in PRODUCTS, tile_orders(primitive, len(shape), tiled)
+    partial = Partial(shape, itemsize, size, frozenset({0, 1}), hiding, (), led, tiles)
     return [(kind, axes) for kind, axes, _, _ in tpu_sums(partial, places, sizes or {"x": 4, "y": 4}, 90e9)]
 
 
@@ -155,44 +156,49 @@ def test_a_tpu_scatters_even_numbers_of_tiles(group, shape, dim, itemsize, kept)
 
 
 @pytest.mark.parametrize(
-    ("group", "shape", "dim", "itemsize", "kept"),
+    ("group", "shape", "dim", "itemsize", "tiled", "kept"),
     [
-        (4, (3, 3, 32, 128), 2, 4, True),
-        (4, (3, 3, 16, 128), 2, 4, False),
-        (4, (3, 3, 32, 256), 2, 2, False),
-        (4, (3, 3, 64, 256), 2, 2, True),
-        (4, (1, 3, 64, 128), 2, 4, True),
-        (4, (1, 1, 256, 512), 2, 4, False),
-        (4, (1, 1, 64, 512), 3, 4, True),
-        (2, (1, 1, 256, 128), 3, 4, False),
-        (4, (16, 16, 16, 512), 3, 4, True),
-        (8, (8, 32, 32, 16), 3, 4, False),
-        (8, (8, 32, 32, 64), 3, 4, False),
-        (4, (64, 56, 56, 64), 1, 2, True),
+        (4, (3, 3, 32, 128), 2, 4, (2, 3), True),
+        (4, (3, 3, 16, 128), 2, 4, (2, 3), False),
+        (4, (3, 3, 32, 256), 2, 2, (2, 3), False),
+        (4, (3, 3, 64, 256), 2, 2, (2, 3), True),
+        (4, (1, 3, 64, 128), 2, 4, (2, 3), True),
+        (4, (1, 1, 256, 512), 2, 4, (2, 3), False),
+        (4, (1, 1, 64, 512), 3, 4, (2, 3), True),
+        (2, (1, 1, 256, 128), 3, 4, (2, 3), False),
+        (4, (16, 16, 16, 512), 3, 4, (0, 3), True),
+        (8, (8, 32, 32, 16), 3, 4, (0, 3), False),
+        (8, (8, 32, 32, 64), 3, 4, (0, 3), False),
+        (4, (64, 56, 56, 64), 3, 2, (0, 3), True),
+        (4, (64, 28, 28, 128), 3, 2, (0, 3), True),
+        (4, (64, 14, 14, 1024), 3, 2, (0, 3), True),
     ],
 )
-def test_a_tpu_scatters_the_sums_of_convolutions_as_they_stand(group, shape, dim, itemsize, kept):
+def test_a_tpu_scatters_the_sums_of_convolutions(group, shape, dim, itemsize, tiled, kept):
     """As compiled: kernels' gradients, and results of convolutions."""
-    sizes = {"x": group, "y": 16 // group}
-    found = written(shape, {dim: ("x",)}, itemsize=itemsize, sizes=sizes, led=True, turns=False)
+    sizes, conv = {"x": group, "y": 16 // group}, "conv_general_dilated"
+    found = written(shape, {dim: ("x",)}, itemsize=itemsize, sizes=sizes, primitive=conv, tiled=tiled)
     assert found == [("reduce_scatter" if kept else "all_reduce", ("x",))]
 
 
 def test_what_a_scatter_adds_up_lies_as_it_stands():
     """As compiled on 4 x 4 devices: the gradients of an embedding and of the same weights in a matmul."""
-    scattered, multiplied = (written((50304, 192), {1: ("x",)}, itemsize=2, turns=t) for t in (False, True))
-    assert scattered == [("all_reduce", ("x",))]
-    assert multiplied == [("reduce_scatter", ("x",))]
+
+    def sums(primitive):
+        return written((50304, 192), {1: ("x",)}, itemsize=2, primitive=primitive)
+
+    assert sums("scatter-add") == [("all_reduce", ("x",))]
+    assert sums("dot_general") == [("reduce_scatter", ("x",))]
 
 
 def test_a_tpu_scatters_over_no_whole_slice_and_onto_no_two_dims():
     both = ("x", "y")
-    assert written((768, 768), {0: both}) == [("all_reduce", both)]
+    assert written((768, 768), {0: both}, primitive="reduce_sum") == [("all_reduce", both)]
     assert written((768, 768), {0: ("x",), ALL_REDUCE: ("y",)}) == [
         ("reduce_scatter", ("x",)),
         ("all_reduce", ("y",)),
     ]
-    assert written((768, 768), {0: ("x",), 1: ("y",)}) == [("all_reduce", both)]
+    assert written((768, 768), {0: ("x",), 1: ("y",)}, primitive="reduce_sum") == [("all_reduce", both)]
     assert written((768, 768), {ALL_REDUCE: both}) == [("all_reduce", both)]
 
 
@@ -206,7 +212,7 @@ def test_a_tpu_loops_where_a_matmul_hides_the_permutes(count, itemsize, rows):
     def found(rows):
         size, sizes = 256 * 256 * itemsize, {"x": count, "y": 16 // count}
         hiding = 2 * rows * 256 * 256 / 197e12
-        partial = Partial((256, 256), itemsize, size, frozenset({0, 1}), hiding, (), True, True)
+        partial = Partial((256, 256), itemsize, size, frozenset({0, 1}), hiding, (), True, ((0, 1),))
         return list(tpu_sums(partial, {0: ("x",)}, sizes, 90e9))
 
     assert found(rows) == [("reduce_scatter", ("x",), 256 * 256 * itemsize, (count + 1) / (count - 1))]
@@ -219,7 +225,7 @@ def test_a_matmul_is_led_to_what_a_tpu_would_not_do_by_itself():
     devices of two, and keep the parts of a sum off axes that are idle."""
     both = ("x", "y")
     for places in ({0: both}, {0: ("y",), 1: ("x",)}):
-        found = written((768, 3072), places, hiding=1e-9, led=True)
+        found = written((768, 3072), places, hiding=1e-9)
         assert found == [("reduce_scatter", ("x",)), ("reduce_scatter", ("y",))]
     network = network_of("tpu_v5e:4x4", x=4, y=4)
     stages = stages_of(lambda a, b: a @ b, f32(768, 1024), f32(1024, 3072), network=network)

@@ -18,8 +18,8 @@ TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 a
         - A reduce-scatter stays one if its groups are not all devices and each part is an even number of
           tiles (8 rows of 128 elements; see `_even_tiles`); else it is an all-reduce of the whole. Nor does
           one onto a dim that only dims of length 1 come before: the rows of one sequence, a kernel of 1 x 1.
-          Sums of matmuls lie in memory so that they take the least, others as they stand: what a scatter adds
-          up, and what a convolution does, whose narrow features no reduce-scatter splits.
+          A part lies in memory so that it takes the least. In tiles are any two dims of a matmul's result,
+          batch and features of a convolution's, the last two dims, in order, of what a scatter adds up.
         - A reduce-scatter of a matmul's sums over 3 to 63 devices, onto a dim that nothing else splits,
           becomes a loop of permutes around the matmul's parts if the parts take long enough to hide them.
           Each device passes on n + 1 parts of n, where a ring passes on n - 1. (32 devices loop, 64 do not.)
@@ -90,8 +90,8 @@ class Partial:
 
     shape, itemsize, bytes: of the array. whole: the dims that no axis splits. hiding: seconds of the matmul
     that makes it, behind which a loop could hide its permutes; 0 if no matmul does. idle: the axes that the
-    op leaves unused. led: whether constraints in turn lead the compiler to scatter it in stages. turns:
-    whether the array may lie in memory with its dims in another order.
+    op leaves unused. led: whether constraints in turn lead the compiler to scatter it in stages. tiles:
+    the pairs of dims that may lie along the rows and lanes of tiles, the likeliest first.
     """
 
     shape: tuple[int, ...]
@@ -101,7 +101,7 @@ class Partial:
     hiding: float
     idle: tuple[str, ...]
     led: bool
-    turns: bool
+    tiles: Sequence[tuple[int, int]]
 
 
 Written = tuple[str, tuple[str, ...], float, float]  # kind, axes, bytes, times what a ring sends
@@ -193,25 +193,36 @@ def _loops(
     return alone and partial.hiding > 2 * partial.bytes / link / count
 
 
-def _even_tiles(partial: Partial, shape: Sequence[int], dim: int, count: int) -> bool:
-    """Whether the parts of a sum of this shape scattered onto a dim lie in even numbers of tiles.
+def tile_orders(primitive: str, rank: int, tiled: tuple[int, int] | None) -> tuple[tuple[int, int], ...]:
+    """The pairs of dims of an op's result that may lie along the rows and lanes of tiles: first as it stands,
+    then those with late lanes. tiled: the only two, in either order."""
+    if rank < 2:
+        return ()
+    found = itertools.permutations(tiled or range(rank), 2)
+    orders = sorted(found, key=lambda order: (order[0] < order[1], order[::-1]), reverse=True)
+    orders.sort(key=lambda order: order != (rank - 2, rank - 1))
+    return tuple(orders[:1] if primitive.startswith("scatter") else orders)
 
-    The array lies in memory so that its parts fill the fewest tiles: some dim along the lanes, another along
-    the sublanes; as it stands where that makes no difference, and where it has to.
-    """
+
+def _even_tiles(partial: Partial, shape: Sequence[int], dim: int, count: int) -> bool:
+    """Whether the parts of a sum of this shape scattered onto a dim lie in even numbers of tiles, in memory
+    where they take the least."""
     shard = [extent // count if d == dim else extent for d, extent in enumerate(shape)]
-    if len(shard) < 2 or (dim and set(shard[:dim]) == {1}):
+    if not partial.tiles:
         return False
-    orders = sorted(itertools.permutations(range(len(shard)), 2), key=lambda order: order[::-1], reverse=True)
-    orders.sort(key=lambda order: order != (len(shard) - 2, len(shard) - 1))
-    row, lane = min(orders if partial.turns else orders[:1], key=lambda order: _padded(shard, *order))
+    row, lane = min(partial.tiles, key=lambda order: _padded(shard, *order))
+    lying = [*(d for d in range(len(shard)) if d not in (row, lane)), row, lane]
+    before = [shard[d] for d in lying[: lying.index(dim)]]
+    if before and set(before) == {1}:
+        return False
     if lane == dim:
         return shard[dim] * partial.itemsize % (4 * LANES) == 0
-    if row == dim and math.prod(shard) > shard[row] * shard[lane]:  # a part is in pieces, of whole tiles each
-        return shard[dim] * partial.itemsize >= 4 * SUBLANES
-    if row != dim or shard[dim] > SUBLANES:
+    if row != dim:
         return True
-    return shard[dim] == SUBLANES and _padded(shard, row, lane) // (SUBLANES * LANES) % 2 == 0
+    if before:  # a part is in pieces, of whole tiles each
+        return shard[dim] * partial.itemsize >= 4 * SUBLANES
+    whole = _padded(shard, row, lane) // (SUBLANES * LANES)
+    return shard[dim] > SUBLANES or (shard[dim] == SUBLANES and whole % 2 == 0)
 
 
 def _padded(shard: list[int], row: int, lane: int) -> int:

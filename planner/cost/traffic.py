@@ -158,7 +158,7 @@ def _partial(
         hiding=node.flops / share / network.machine.peak_flops(value.dtype) if is_matmul else 0.0,
         idle=tuple(a for a in sizes if sizes[a] > 1 and not any(a in s for s in strategy.split.values())),
         led=primitive in backend.PRODUCTS,
-        turns=is_matmul,
+        tiles=backend.tile_orders(primitive, len(value.shape), total.tiled),
     )
 
 

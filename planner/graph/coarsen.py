@@ -16,6 +16,7 @@ from planner.graph.buffers import Interval, buffers
 from planner.graph.graph import Graph, Op, Path, Site
 from planner.graph.labels import NONE, label
 from planner.graph.rule import Dims
+from planner.graph.tiles import CONVOLUTION, Pair, fixed_dims
 
 Kind = Literal["leaf", "const", "copy", "block", "op"]
 
@@ -39,12 +40,14 @@ class Port:
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """A reduction inside a node: splitting `reduced` leaves partial results of `value`."""
+    """A reduction inside a node: splitting `reduced` leaves partial results of `value`. tiled: its dims that
+    lie in tiles, in either order, where not any two may."""
 
     value: int
     dims: Dims
     reduced: tuple[str, ...]
     repeat: float
+    tiled: Pair | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,7 +359,8 @@ def _sums(block: Block) -> Iterable[Sum]:
         reduced = tuple(dict.fromkeys(block.factor(op.id, f) for f in op.rule.reduced))
         if reduced:
             for value, dims in zip(op.results, op.rule.results, strict=True):
-                yield Sum(value, block.named(op.id, dims), reduced, op.repeat)
+                tiled = fixed_dims(dims) if op.primitive == CONVOLUTION else None
+                yield Sum(value, block.named(op.id, dims), reduced, op.repeat, tiled)
 
 
 def _borders(block: Block) -> Iterable[Border]:

@@ -23,7 +23,7 @@ def dims_in_tiles(graph: Graph) -> dict[int, Pair]:
         if op.primitive == CONVOLUTION:
             ports = zip((*op.operands, *op.results), (*op.rule.operands, *op.rule.results), strict=True)
             found.update(
-                (value, pair) for value, dims in ports if value is not None and (pair := _fixed(dims))
+                (value, pair) for value, dims in ports if value is not None and (pair := fixed_dims(dims))
             )
     for op in graph.ops:
         for value, dims in zip(op.operands, op.rule.operands, strict=True):
@@ -32,7 +32,8 @@ def dims_in_tiles(graph: Graph) -> dict[int, Pair]:
     return found
 
 
-def _fixed(dims: Dims) -> Pair | None:
+def fixed_dims(dims: Dims) -> Pair | None:
+    """The two dims of an array of a convolution that its window does not slide over, in order."""
     fixed = [i for i, dim in enumerate(dims) if _FIXED.intersection(dim)]
     return (fixed[0], fixed[1]) if len(fixed) == 2 else None
 
