@@ -34,7 +34,7 @@ def test_the_answer_is_exactly_these_five_things(solver: str, tmp_path: pathlib.
     problem = problem_at_random(3, forbid=0.0, whole=True)
     problem = dataclasses.replace(problem, node_usages=(), edge_usages=())
     save(problem, tmp_path / "p.json.gz")
-    status, answer = solved(tmp_path / "p.json.gz", "--seconds=2", "--seed=1", f"--solver={solver}")
+    status, answer = solved(tmp_path / "p.json.gz", "--seconds=8", "--seed=1", f"--solver={solver}")
     assert status == 0
     assert list(answer) == ["choice", "cost", "lower_bound", "feasible", "seconds"]
     best = exhaustive.solve(problem)
@@ -42,7 +42,7 @@ def test_the_answer_is_exactly_these_five_things(solver: str, tmp_path: pathlib.
     assert answer["cost"] == cost_of(problem, answer["choice"]) >= best.cost
     assert answer["lower_bound"] <= best.cost
     assert answer["feasible"] is True
-    assert 0.0 < answer["seconds"] <= 2.0
+    assert 0.0 < answer["seconds"] <= 8.0
     if solver != "mcmc":
         assert answer["cost"] == answer["lower_bound"] == best.cost
 
@@ -99,13 +99,13 @@ def test_the_time_includes_reading_and_a_solver_that_does_not_stop(
     monkeypatch.setitem(solve_command.SOLVERS, "endless", endless)
     save(in_whole_numbers(ladder(6, 5)), tmp_path / "p.json")
     began = time.monotonic()
-    status, answer = solved(tmp_path / "p.json", "--seconds=2", "--solver=endless")
-    assert time.monotonic() - began < 2.0
+    status, answer = solved(tmp_path / "p.json", "--seconds=4", "--solver=endless")
+    assert time.monotonic() - began < 4.0
     assert (status, answer["feasible"], set(answer["choice"])) == (0, True, {0})
     found = solve_command.solve_file(str(tmp_path / "p.json"), solver="endless", seconds=1.0, seed=0)
     assert found.found.stopped == "gap 9%, the time was up"
     late = solve_command.solve_file(
-        str(tmp_path / "p.json"), solver="endless", seconds=60.0, seed=0, began=time.monotonic() - 59.0
+        str(tmp_path / "p.json"), solver="endless", seconds=60.0, seed=0, began=time.monotonic() - 55.0
     )
     assert late.seconds < 60.0
 
