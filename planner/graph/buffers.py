@@ -176,7 +176,8 @@ class _Buffers:
         """A value that is rounded twice in the same way is rounded once, if that is written at all."""
         (value,) = op.results
         first = known.setdefault((op.operands[0], self.graph.values[value].dtype), value)
-        if first in self.written and self.maker[first].region == op.region and value not in self.returned:
+        alike = first in self.sources and self.maker[first].region == op.region
+        if alike and first in self.written and value not in self.returned:
             self.sources[value] = self.sources[first]
 
     def _hold_for(self, op: Op) -> None:
