@@ -10,7 +10,7 @@ from typing import Literal
 
 from meshes.chip import Chip, Shape
 
-Kind = Literal["ici", "die", "dcn", "nvlink", "network", "memory"]
+Kind = Literal["ici", "die", "dcn", "nvlink", "pcie", "network", "memory"]
 
 # The scaling book's order-of-magnitude hop. Where a chip file has no figure (TPU 7x) this one is taken.
 ASSUMED_ICI_LATENCY_S = 1e-6
@@ -100,14 +100,24 @@ def wraps_of(chip: Chip, shape: Shape) -> tuple[bool, ...]:
 
 
 def gpu_topology(chip: Chip, nodes: int, gpus: int) -> Topology:
-    """Nodes over InfiniBand or Ethernet, then an NVLink island. Latencies are NCCL's: see `meshes.nccl`."""
-    wires = [Wire("node", "network", 1, math.inf, 0.0), Wire("nvlink", "nvlink", 1, math.inf, 0.0)]
+    """Nodes over InfiniBand or Ethernet, then an NVLink island or, where the chip has no NVLink, a PCIe tree.
+
+    Latencies are NCCL's: see `meshes.nccl`.
+    """
+    near: Kind = "nvlink" if "nvlink_links_per_gpu" in chip.numbers else "pcie"
+    wires = [Wire("node", "network", 1, math.inf, 0.0), Wire(near, near, 1, math.inf, 0.0)]
     if nodes > 1:
         wires[0] = Wire("node", "network", nodes, _network_rate(chip, gpus), 0.0)
     if gpus > 1:
-        ring = chip.number("nccl_ring_bytes_per_s_per_link") * chip.number("nvlink_links_per_gpu")
-        wires[1] = Wire("nvlink", "nvlink", gpus, ring, 0.0)
+        wires[1] = Wire(near, near, gpus, _ring_rate(chip, near), 0.0)
     return Topology(tuple(wires))
+
+
+def _ring_rate(chip: Chip, near: Kind) -> float:
+    """Bytes/s that NCCL's rings move inside a node."""
+    if near == "pcie":
+        return chip.number("nccl_pcie_ring_bytes_per_s")
+    return chip.number("nccl_ring_bytes_per_s_per_link") * chip.number("nvlink_links_per_gpu")
 
 
 def _network_rate(chip: Chip, gpus: int) -> float:

@@ -37,14 +37,16 @@ def smallest(name: str) -> str:
     return f"{name}:{'x'.join(map(str, chip.slices[0]))}" if chip.kind == "tpu" else f"{name}:1x1"
 
 
-def test_thirteen_chips():
+def test_chip_names():
     assert chip_names() == (
         "gpu_a100_sxm_40gb",
         "gpu_a100_sxm_80gb",
         "gpu_b200",
         "gpu_gb200_nvl72",
+        "gpu_gtx_1080ti",
         "gpu_h100_sxm_80gb",
         "gpu_h200_sxm_141gb",
+        "gpu_k80",
         "gpu_l4",
         "gpu_v100_sxm2_16gb",
         "tpu_7x",

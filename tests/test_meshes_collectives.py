@@ -231,3 +231,21 @@ def test_a_call_takes_microseconds():
         timeit.repeat(lambda: seconds(machine, mesh, "all_reduce", ("x", "y"), 1e6), number=1000, repeat=5)
     )
     assert best / 1000 < 50e-6
+
+
+def test_gpus_on_pcie_take_nccls_two_protocols_there():
+    """By hand: 20 us of launch, then the ring; 3 steps of 1.0 us (LL, half the rate) or 5.7 us (Simple)."""
+    machine = load_machine("gpu_k80:4")
+    mesh = mesh_of(machine, {"x": 4})
+    assert lines(machine, mesh, "all_gather", ("x",)) == (
+        pytest.approx((20e-6 + 6.6e-6 + 3 * 1.0e-6, 0.75 / 6e9)),
+        pytest.approx((20e-6 + 8.4e-6 + 3 * 5.7e-6, 0.75 / 12e9)),
+    )
+
+
+def test_gpus_on_pcie_share_the_card_of_their_node():
+    machine = load_machine("gpu_k80:16x4")
+    mesh = mesh_of(machine, {"x": 64})
+    sent = 2 * 63 / 64 * 1e9
+    ring = seconds(machine, mesh, "all_reduce", ("x",), 1e9)
+    assert ring == pytest.approx(sent / 7e9, rel=0.01)
