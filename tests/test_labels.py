@@ -126,3 +126,32 @@ def test_typed_keys_are_no_data():
     key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4))
     graph = graph_of(lambda w, x, k: (w * x.sum(), jax.random.normal(k[0], ())), f32(8), f32(32, 8), key)
     assert batch_extent(graph) == 32
+
+
+def accumulating(params, batch):
+    """Gradients added up over micro-batches, then one update."""
+
+    def micro(total, x):
+        def loss(w):
+            return jnp.sum((x @ w) ** 2)
+
+        return total + jax.grad(loss)(params), None
+
+    gradient, _ = jax.lax.scan(micro, jnp.zeros_like(params), batch)
+    return params - 0.1 * gradient
+
+
+def test_the_examples_of_micro_batches_come_after_the_dim_that_is_scanned():
+    graph = graph_of(accumulating, f32(16, 8), f32(4, 32, 16))
+    assert arguments(graph)["batch"] == (ATTRIBUTE, SAMPLE, PARAMETER)
+    assert batch_extent(graph) == 32
+
+
+def test_a_batch_that_is_cut_into_micro_batches_keeps_its_examples():
+    def step(params, batch):
+        return accumulating(params, batch.reshape(4, 32, 16))
+
+    graph = graph_of(step, f32(16, 8), f32(128, 16))
+    assert arguments(graph)["batch"] == (SAMPLE, PARAMETER)
+    assert batch_extent(graph) == 128
+    assert all(SAMPLE in (*kept, *summed) for kept, summed in matmuls(graph))
