@@ -19,13 +19,15 @@ Shape = tuple[int, ...]
 @dataclasses.dataclass(frozen=True)
 class Chip:
     """One accelerator. numbers: key with unit -> value per chip, SI. sources: the same keys -> where from.
-    slices: the shapes a TPU slice may have, in chips. device_kinds: what JAX calls the device."""
+    slices: the shapes a TPU slice may have, in chips. device_kinds: what JAX calls the device. asynchronous:
+    the kinds of collectives that its compiler runs beside the compute, where that depends on the chip."""
 
     name: str
     kind: str
     aliases: tuple[str, ...] = ()
     device_kinds: tuple[str, ...] = ()
     slices: tuple[Shape, ...] = ()
+    asynchronous: tuple[str, ...] = ()
     numbers: Mapping[str, float] = dataclasses.field(default_factory=dict, compare=False)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
     ring_by_gpus: Mapping[int, float] = dataclasses.field(default_factory=dict, compare=False)
@@ -64,6 +66,7 @@ def read_chip(name: str) -> Chip:
         aliases=tuple(table["aliases"]),
         device_kinds=tuple(table["device_kinds"]),
         slices=tuple(tuple(map(int, shape.split("x"))) for shape in table.get("slices", ())),
+        asynchronous=tuple(table.get("asynchronous", ())),
         numbers={key: value for key, value in table.items() if isinstance(value, int | float)},
         sources=_sources(text.splitlines()),
         ring_by_gpus={int(gpus): rate for gpus, rate in ring.items()},
