@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner.api import compare, plan, plan_and_shard, verify
     from planner.apply import ShardedStep
+    from planner.placed import pins_of
     from planner.plans import Plan, load
     from planner.verdict import Verification
 
-__all__ = ["Plan", "ShardedStep", "Verification", "compare", "load", "plan", "plan_and_shard", "verify"]
+__all__ = [
+    "Plan",
+    "ShardedStep",
+    "Verification",
+    "compare",
+    "load",
+    "pins_of",
+    "plan",
+    "plan_and_shard",
+    "verify",
+]
 
 _HOME = {
     "Plan": "planner.plans",
@@ -20,6 +31,7 @@ _HOME = {
     "Verification": "planner.verdict",
     "compare": "planner.api",
     "load": "planner.plans",
+    "pins_of": "planner.placed",
     "plan": "planner.api",
     "plan_and_shard": "planner.api",
     "verify": "planner.api",

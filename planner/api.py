@@ -21,8 +21,9 @@ from planner.cost.saving import in_whole_numbers, save
 from planner.describe import describe
 from planner.graph.coarsen import Coarse, coarsen
 from planner.graph.graph import Graph
-from planner.inputs import check_batch, check_names, check_same_step, check_types, pinned_nodes, usable_meshes
-from planner.jax_compat import Traced, spec_tree, trace_step
+from planner.inputs import check_batch, check_names, check_same_step, check_types
+from planner.jax_compat import Traced, plain_pins, spec_tree, trace_step
+from planner.pins import pinned_nodes, specs_held, usable_meshes
 from planner.plans import Plan
 from planner.search import Found, Progress, Request, search
 from planner.trace import build_graph
@@ -47,15 +48,18 @@ def plan(
     seconds: float = 10.0,
     seed: int = 0,
     progress: Progress | None = None,
+    start: Plan | None = None,
     problem_file: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """The best sharding found for one step; nothing is run, and no device is needed.
 
     args: arrays or ShapeDtypeStructs, in any pytrees. machine: "tpu_v5e:4x4", or this process' devices. mesh:
-    fix the logical mesh (axis sizes, or a jax Mesh) instead of searching. pins: path pattern of arguments ->
-    PartitionSpec. schemes: stay inside these named schemes. memory_fraction: of a device's memory, the part a
-    plan may use. seconds: time limit of the search. problem_file: where to save the problem of the final
-    mesh, in picoseconds and bytes, for other solvers (`planner.cost.contest`).
+    fix the logical mesh (axis sizes, or a jax Mesh) instead of searching. pins: pattern of paths, lines or
+    checkpoint names -> PartitionSpec, or text that fixes a part of one (see `planner.pins`). schemes: stay
+    inside these named schemes. memory_fraction: of a device's memory, the part a plan may use. seconds: time
+    limit of the search. start: a plan of a similar step, whose specs the search begins with. problem_file:
+    where to save the problem of the final mesh, in picoseconds and bytes, for other solvers
+    (`planner.cost.contest`).
 
     Raises InputError, PinError, TraceError for bad input; InfeasibleError if nothing fits the memory.
     """
@@ -63,7 +67,7 @@ def plan(
     check_names(schemes, solver, memory_fraction)
     check_types(machine, mesh, seconds)
     target = _machine(machine)
-    meshes = _meshes(target, mesh)
+    meshes = _meshes(target, mesh, start)
     started = time.monotonic()
     report("walking the step", 0.0)
     traced = trace_step(train_step, args, static_argnums, donate_argnums)
@@ -74,11 +78,13 @@ def plan(
     request = Request(
         limit=target.memory_bytes * memory_fraction,
         schemes=tuple(schemes or ()),
-        pins=pinned_nodes(graph, coarse, pins or {}),
+        pins=pinned_nodes(graph, coarse, plain_pins(pins or {})),
         solver=solver,
         seconds=seconds,
         seed=seed,
         every_scheme=mesh is not None,
+        start=specs_held(start, graph, coarse) if start else {},
+        start_mesh=start.mesh if start else {},
     )
     ready = time.monotonic()
     found = search(graph, coarse, target, usable_meshes(meshes, graph, coarse, request.pins), request, report)
@@ -152,9 +158,13 @@ def _machine(given: str | Machine | None) -> Machine:
     return load_machine(given) if given else machine_of_process()
 
 
-def _meshes(machine: Machine, fixed: Mesh | None) -> tuple[LogicalMesh, ...]:
-    if fixed is None:
+def _meshes(machine: Machine, fixed: Mesh | None, start: Plan | None) -> tuple[LogicalMesh, ...]:
+    """The meshes to search: that of the plan to start from comes first."""
+    if fixed is None and start is None:
         return preferred_meshes(machine)
+    if fixed is None and start is not None:
+        first = mesh_of(machine, start.mesh)
+        return tuple(dict.fromkeys((first, *preferred_meshes(machine))))
     return (mesh_of(machine, fixed if isinstance(fixed, Mapping) else logical_of(fixed)),)
 
 

@@ -1,6 +1,7 @@
 """Text of the command line to values: meshes, pins, settings, names. Each raises InputError with a remedy."""
 
 from planner.errors import InputError
+from planner.sharding import pin
 from planner.sharding.spec import Spec, parse
 
 Setting = bool | int | float | str
@@ -23,17 +24,18 @@ def parse_mesh(text: str) -> dict[str, int] | None:
     return mesh or None
 
 
-def parse_pins(text: str) -> dict[str, Spec] | None:
-    """Path patterns with the spec that holds there; None when the text is empty.
+def parse_pins(text: str) -> dict[str, Spec | pin.Pin] | None:
+    """Path patterns with the spec that holds there, or the part of it; None when the text is empty.
 
-    >>> parse_pins("state.params.*.w1=P(-, model); batch.inputs=P(data, -)")
-    {'state.params.*.w1': ((), ('model',)), 'batch.inputs': (('data',), ())}
+    >>> parse_pins("state.params.*.w1=P(-, model); batch.inputs=data@0")
+    {'state.params.*.w1': ((), ('model',)), 'batch.inputs': Pin(dims=None, on=(('data', 0),), off=())}
     """
-    pins: dict[str, Spec] = {}
+    pins: dict[str, Spec | pin.Pin] = {}
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         path, _, spec = (piece.strip() for piece in part.rpartition("="))
         try:
-            pins[path] = parse(spec)
+            whole = spec.startswith("P(") and spec.endswith(")") and "?" not in spec
+            pins[path] = parse(spec) if whole else pin.parse(spec)
         except ValueError:
             path = ""
         if not path:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from planner.cost.tables import Tables, build
+from planner.cost.tables import Pins, Tables, build
 from planner.graph.coarsen import Coarse
 from planner.graph.graph import Graph
 from planner.plans import LeafPlan
@@ -22,12 +22,12 @@ class Crowd:
     pin makes larger, the bytes that it could do without."""
 
     tables: Tables
-    pins: Mapping[int, Spec]
+    pins: Pins
     found: Conflict
     gain: Mapping[int, float]
 
 
-def crowd_of(graph: Graph, coarse: Coarse, tables: Tables, pins: Mapping[int, Spec]) -> Crowd | None:
+def crowd_of(graph: Graph, coarse: Coarse, tables: Tables, pins: Pins) -> Crowd | None:
     """What does not fit on the mesh of `tables`, which were built with `pins`; None if that is not proven."""
     found = conflict(tables.problem)
     if found is None:
@@ -64,7 +64,9 @@ def _leaves(graph: Graph, coarse: Coarse, crowd: Crowd) -> list[LeafPlan]:
     for v, size in crowd.found.nodes:
         ports = coarse.nodes[v].outputs
         alive = [port for port in ports if port.first <= crowd.found.at <= port.last]
-        rows.append(("", (alive or ports)[0].value, crowd.pins[v] if v in crowd.gain else (), size))
+        value = (alive or ports)[0].value
+        spec = crowd.pins[v][-1].pin.required(len(graph.values[value].shape)) if v in crowd.gain else ()
+        rows.append(("", value, spec, size))
     for e, size in crowd.found.edges:
         link = coarse.links[e]
         rows.append(("a copy of ", coarse.nodes[link.user].inputs[link.into].value, (), size))

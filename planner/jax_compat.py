@@ -116,6 +116,25 @@ def under(eqn: Any, jit: Any) -> Any:
     return eqn.replace(source_info=inner.replace(name_stack=names, traceback=line))
 
 
+def is_backward(eqn: Any, inside: bool) -> bool:
+    """Whether an equation belongs to the backward pass; what that computes again does not. inside: whether
+    what it stands in does."""
+    names = str(eqn.source_info.name_stack)
+    return (inside or "transpose(" in names) and "rematted_computation" not in names
+
+
+def plain_pins(pins: Any) -> Any:
+    """Pins without jax: the spec of a NamedSharding, and dims left UNCONSTRAINED as '?'."""
+
+    def plain(given: Any) -> Any:
+        spec = given.spec if isinstance(given, NamedSharding) else given
+        if not isinstance(spec, (PartitionSpec, tuple)):
+            return spec
+        return tuple("?" if dim is PartitionSpec.UNCONSTRAINED else dim for dim in spec)
+
+    return {key: plain(given) for key, given in pins.items()} if isinstance(pins, Mapping) else pins
+
+
 def fresh(var: Any) -> Any:
     """Another variable of the same type; a dropped result stays dropped."""
     return var if isinstance(var, jex.DropVar) else jex.Var(var.aval)

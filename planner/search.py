@@ -20,7 +20,7 @@ from meshes.mesh import LogicalMesh
 from planner.candidates import Candidate, best_of, scheme_rows
 from planner.cost.problem import Choice, Problem, least_peak
 from planner.cost.restrict import restrict, widen
-from planner.cost.tables import Tables, build
+from planner.cost.tables import Pins, Tables, build
 from planner.cost.traffic import Network
 from planner.errors import InputError
 from planner.graph.coarsen import Coarse, Node
@@ -28,7 +28,8 @@ from planner.graph.graph import Graph
 from planner.plans import SchemeRow
 from planner.report.units import duration
 from planner.sharding import named
-from planner.sharding.spec import Spec
+from planner.sharding.pin import holds
+from planner.sharding.strategy import result_spec
 from planner.solvers import auto, elimination, ilp
 from planner.solvers.minplus import INTERRUPTED
 
@@ -44,15 +45,18 @@ Progress = Callable[[str, float], None]  # what is being done, and which part of
 @dataclasses.dataclass(frozen=True)
 class Request:
     """What to search. limit: bytes per device. schemes: stay inside these, () for the whole space. pins: node
-    id -> spec. every_scheme: price each scheme on each mesh, not only where it is at home."""
+    id -> what is held of it. every_scheme: price each scheme on each mesh, not only where it is at home.
+    start: on the mesh of sizes `start_mesh`, what to hold at first, and let go of again."""
 
     limit: float
     schemes: tuple[str, ...] = ()
-    pins: Mapping[int, Spec] = dataclasses.field(default_factory=dict)
+    pins: Pins = dataclasses.field(default_factory=dict)
     solver: str = "auto"
     seconds: float = 10.0
     seed: int = 0
     every_scheme: bool = False
+    start: Pins = dataclasses.field(default_factory=dict)
+    start_mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +140,8 @@ def _on_mesh(
     tables = build(graph, coarse, network, request.limit, request.pins)
     built = time.monotonic()
     found = _schemes(coarse, tables, network.mesh, sorts, request, seconds)
+    if request.start and list(network.mesh.sizes.items()) == list(request.start_mesh.items()):
+        found.append(_from_start(coarse, tables, network.mesh, request, seconds))
     if not request.schemes and not (found and found[-1].choice.stopped.endswith(INTERRUPTED)):
         found.append(_free(tables, network.mesh, found, request, seconds))
     done = time.monotonic()
@@ -208,6 +214,25 @@ def _schemes(
         if choice.stopped.endswith(INTERRUPTED):
             break
     return found
+
+
+def _from_start(
+    coarse: Coarse, tables: Tables, mesh: LogicalMesh, request: Request, seconds: float
+) -> Candidate:
+    """The best choice with the arguments as the plan to start from has them, where they can be so."""
+    shared: dict[tuple, np.ndarray] = {}
+    kept = []
+    for node, table in zip(coarse.nodes, tables.nodes, strict=True):
+        held, every = request.start.get(node.id, ()), table.strategies
+        key = (id(table), held)
+        if key not in shared:
+            as_before = [
+                i for i, s in enumerate(every) if all(holds(h.pin, result_spec(h.dims, s)) for h in held)
+            ]
+            shared[key] = np.array(as_before or range(len(every)), dtype=np.int64)
+        kept.append(shared[key])
+    choice = _inside(restrict(tables.problem, kept), request, seconds)
+    return Candidate("start", mesh, tables, dataclasses.replace(choice, choice=widen(choice.choice, kept)))
 
 
 def _inside(problem: Problem, request: Request, seconds: float) -> Choice:

@@ -25,6 +25,7 @@ from planner.graph.rule import Dims, Rule
 from planner.jax_compat import (
     BODIES,
     Traced,
+    is_backward,
     is_literal,
     leaf_paths,
     open_jaxpr,
@@ -82,11 +83,13 @@ def _needed(ops: Sequence[Op], results: Iterable[int | None]) -> tuple[Op, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a jaxpr stands: its path, the innermost loop body or branch around it, and its runs in a step."""
+    """Where a jaxpr stands: its path, the innermost loop body or branch around it, its runs in a step, and
+    whether all of it belongs to the backward pass."""
 
     path: Path
     region: Path
     repeat: float
+    backward: bool = False
 
     def inlined(self, step: tuple[int, str, int | None]) -> "_Place":
         """A jaxpr inside that runs as a part of this one."""
@@ -95,7 +98,7 @@ class _Place:
     def body(self, step: tuple[int, str, int | None], times: float = 1.0) -> "_Place":
         """A loop body or branch inside, run `times` for each run of this one."""
         path = (*self.path, step)
-        return _Place(path, path, self.repeat * times)
+        return _Place(path, path, self.repeat * times, self.backward)
 
 
 class _Walk:
@@ -109,10 +112,11 @@ class _Walk:
         self.notes: list[str] = []
         self.tests: list[int | None] = []  # what decides whether a loop goes on
 
-    def value(self, aval: Any, name: str, sites: Sequence[Site]) -> int:
+    def value(self, aval: Any, name: str, sites: Sequence[Site], line: str = "", mark: str = "") -> int:
         """A new value; sites: where it can be constrained."""
         shape, dtype = tuple(getattr(aval, "shape", ())), getattr(aval, "dtype", None)
-        self.values.append(Value(len(self.values), shape, *_name_and_size(dtype), name))
+        dtype_and_size = _name_and_size(dtype)
+        self.values.append(Value(len(self.values), shape, *dtype_and_size, name, line=line, mark=mark))
         self.sites.append(list(sites))
         return len(self.values) - 1
 
@@ -135,6 +139,9 @@ class _Walk:
 
     def equation(self, eqn: Any, i: int, operands: list[int | None], at: _Place) -> list[int | None]:
         name = eqn.primitive.name
+        backward = is_backward(eqn, at.backward)
+        if backward != at.backward:
+            at = dataclasses.replace(at, backward=backward)
         if name in _INLINED:
             ((parameter, index, inner),) = sub_jaxprs(eqn)
             return self.jaxpr(inner, operands, at.inlined((i, parameter, index)))
@@ -171,9 +178,11 @@ class _Walk:
         else:
             flops, light = rules.flops_of(name, eqn.params, ins, outs), rules.is_light(name, ins, outs)
         source = _source_line(eqn)
+        title = f"{name} ({source})" if source else name
+        line = f"{source} backward" if source and at.backward else source
+        mark = eqn.params["name"] if name == "name" else ""
         results: list[int | None] = [
-            self.value(aval, f"{name} ({source})" if source else name, (Site("out", at.path, i, k),))
-            for k, aval in enumerate(outs)
+            self.value(aval, title, (Site("out", at.path, i, k),), line, mark) for k, aval in enumerate(outs)
         ]
         uses = [(Site("use", at.path, i, k),) for k in range(len(ins))]
         self.op(name, operands, results, uses, rule, at, source, flops=flops, light=light)

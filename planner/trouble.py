@@ -18,7 +18,8 @@ from planner.errors import InfeasibleError, InputError
 from planner.graph.coarsen import Coarse, Node, Port
 from planner.graph.graph import Graph
 from planner.graph.labels import SAMPLE, batch_extent
-from planner.inputs import check_batch, usable_meshes
+from planner.inputs import check_batch
+from planner.pins import usable_meshes
 from planner.planning import Decided, memory_at_peak, peak_bytes
 from planner.report.units import memory
 from planner.search import Found, Request, search

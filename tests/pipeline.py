@@ -2,18 +2,17 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from meshes.machine import load_machine
 from meshes.mesh import mesh_of
-from planner.cost.tables import Tables, build
+from planner.cost.tables import Pins, Tables, build
 from planner.cost.traffic import Network
 from planner.graph.coarsen import Coarse, Node, coarsen
 from planner.graph.graph import Graph
 from planner.jax_compat import trace_step
 from planner.search import Found, Request, search
-from planner.sharding.spec import Spec
 from planner.trace import build_graph
 
 
@@ -41,7 +40,7 @@ def stages_of(
     *args: Any,
     network: Network,
     limit: float = math.inf,
-    pins: Mapping[int, Spec] | None = None,
+    pins: Pins | None = None,
 ) -> Stages:
     graph = graph_of(step, *args)
     coarse = coarsen(graph)

@@ -14,7 +14,7 @@ from small_steps import adam_args, adam_step, sgd_args, sgd_step
 
 import planner
 from planner.errors import InputError, PinError, PlanFileError, PlannerError, TraceError
-from planner.inputs import spec_from
+from planner.pins import pin_from
 
 ROOT = pathlib.Path(__file__).parent.parent
 MACHINE = "tpu_v5e:2x4"
@@ -98,6 +98,8 @@ def test_what_is_asked_for_must_exist(name):
     assert refused(InputError, **keywords).startswith(message)
 
 
+FORMS = "give a PartitionSpec of axis names, such as P('x', None), or text: 'P(x, ?)', 'x@0' or '!x'."
+
 PINS = {
     "matches nothing": (
         {"params.w9": P("x")},
@@ -125,15 +127,15 @@ PINS = {
     ),
     "text": (
         {"params.w1": "x"},
-        "The pin 'params.w1' is 'x'; give a PartitionSpec of axis names, such as P('x', None).",
+        "The pin 'params.w1' is 'x'; " + FORMS,
     ),
     "nothing": (
         {"params.w1": None},
-        "The pin 'params.w1' is None; give a PartitionSpec of axis names, such as P('x', None).",
+        "The pin 'params.w1' is None; " + FORMS,
     ),
     "no axis names": (
         {"params.w1": (0, None)},
-        "The pin 'params.w1' is (0, None); give a PartitionSpec of axis names, such as P('x', None).",
+        "The pin 'params.w1' is (0, None); " + FORMS,
     ),
     "no dict": (
         ["params.w1"],
@@ -185,8 +187,8 @@ def test_pins_choose_among_the_meshes_that_have_their_axes():
 
 def test_specs_come_from_partition_specs_and_tuples():
     for given in (P(("x", "y"), None), P(("x", "y")), (("x", "y"), ()), [["x", "y"]]):
-        assert spec_from(given, 2, "w") == (("x", "y"), ())
-    assert spec_from(P(), 0, "w") == ()
+        assert pin_from(given, 2, "w").exact == (("x", "y"), ())
+    assert pin_from(P(), 0, "w").exact == ()
 
 
 def test_a_step_that_cannot_be_traced():

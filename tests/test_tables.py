@@ -15,6 +15,7 @@ from planner.cost.roofline import work_seconds
 from planner.graph.graph import Value
 from planner.planning import Decided, communication_seconds, memory_at_peak, peak_bytes
 from planner.sharding.named import sorts
+from planner.sharding.pin import Held, Pin
 from planner.sharding.spec import pieces
 from planner.sharding.strategy import show
 from planner.training import abstract_state
@@ -149,7 +150,8 @@ def test_a_copy_takes_the_specs_its_readers_want_and_no_other(stages):
 
 def test_a_pinned_leaf_has_one_strategy():
     free = stages_of(sgd_step, *sgd_args(), network=network_of("cpu:8", x=8))
-    pin = {1: (("x",), ())}
+    port = free.coarse.nodes[1].outputs[0]
+    pin = {1: (Held(port.dims, Pin((("x",), ())), port.value, "a pin"),)}
     pinned = stages_of(sgd_step, *sgd_args(), network=network_of("cpu:8", x=8), pins=pin)
     assert [show(s) for s in pinned.tables.nodes[1].strategies] == ["{x: f0}"]
     for v, (one, other) in enumerate(zip(free.tables.nodes, pinned.tables.nodes, strict=True)):

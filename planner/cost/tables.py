@@ -15,19 +15,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cost.carried import Carried, carried_costs, carried_sums, is_moved
 from planner.cost.edges import EdgePricer
 from planner.cost.joined import joined_sums, joint_costs
 from planner.cost.memory import node_usages, replaced_usages
 from planner.cost.problem import Problem, Usage
-from planner.cost.roofline import work_seconds
+from planner.cost.roofline import touched_parts, work_seconds
 from planner.cost.traffic import Network, Transfer, finishes, rounded_ports, row_of
 from planner.graph.coarsen import Coarse, Link, Node
 from planner.graph.graph import Graph
-from planner.graph.labels import SAMPLE
+from planner.sharding.pin import Held, held_strategies
 from planner.sharding.spec import Spec
-from planner.sharding.strategy import Strategy, result_spec, spec_of, strategies
+from planner.sharding.strategy import Strategy, of_state, result_spec, spec_of, strategies
 
 Ints = NDArray[np.int64]
+Pins = Mapping[int, tuple[Held, ...]]  # by node id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,31 +60,32 @@ class NodeTable:
 @dataclasses.dataclass(frozen=True)
 class Tables:
     """The Problem of one step on one mesh, with what its numbers stand for. Its edges are the links, then the
-    joined sums. rounded: see `rounded_ports`. joined: see `joined_sums`."""
+    joined sums, then the carried ones. rounded: see `rounded_ports`. joined: see `joined_sums`. carried: see
+    `carried_sums`."""
 
     problem: Problem
     nodes: tuple[NodeTable, ...]
     network: Network
     rounded: frozenset[tuple[int, int]]
     joined: Mapping[int, int]
+    carried: Mapping[int, Carried]
 
 
-def build(
-    graph: Graph, coarse: Coarse, network: Network, limit: float, pins: Mapping[int, Spec] | None = None
-) -> Tables:
-    """The Problem of a coarsened graph on one mesh, whose devices hold `limit` bytes each. pins: the spec of
-    some leaf nodes, which then have no other strategy."""
+def build(graph: Graph, coarse: Coarse, network: Network, limit: float, pins: Pins | None = None) -> Tables:
+    """The Problem of a coarsened graph on one mesh, whose devices hold `limit` bytes each. pins: of some
+    nodes, which then have only the strategies under which these hold."""
     return _Build(graph, coarse, network, pins or {}).tables(limit)
 
 
 class _Build:
-    def __init__(self, graph: Graph, coarse: Coarse, network: Network, pins: Mapping[int, Spec]) -> None:
+    def __init__(self, graph: Graph, coarse: Coarse, network: Network, pins: Pins) -> None:
         self.graph, self.coarse, self.network, self.pins = graph, coarse, network, pins
         self.sizes, self.pricer = network.sizes, EdgePricer(network)
         self.rounded = rounded_ports(graph, coarse, network)
-        self.primitive = {op.id: op.primitive for op in graph.ops}
+        self.op = {op.id: op for op in graph.ops}
         self.shared: dict[tuple, NodeTable] = {}
         self.joint_tables: dict[tuple[int, int], NDArray[np.float64]] = {}
+        self.carried_tables: dict[tuple, NDArray[np.float64]] = {}
         self.edge_tables: dict[tuple, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
 
     def tables(self, limit: float) -> Tables:
@@ -105,18 +108,28 @@ class _Build:
             if self.coarse.nodes[link.user].kind != "leaf" and held.any():
                 edge_usages.append(Usage(e, port.first, port.last + 1, held))
         joined = joined_sums(self.graph, self.coarse) if self.network.joins_added else {}
+        carried = carried_sums(self.graph, self.coarse) if self.network.moves_carried else {}
+        apart = joined.keys() | carried.keys()
         links = [(link.maker, link.user) for link in self.coarse.links]
         everything = (self.graph, self.coarse, nodes, self.sizes, self.network.machine.chip.kind)
         problem = Problem(
-            node_costs=tuple(table.work if v in joined else table.cost for v, table in enumerate(nodes)),
-            edges=(*links, *((first, second) for second, first in joined.items())),
-            edge_costs=(*costs, *(self._joint(nodes[u], nodes[v]) for v, u in joined.items())),
+            node_costs=tuple(table.work if v in apart else table.cost for v, table in enumerate(nodes)),
+            edges=(
+                *links,
+                *((first, second) for second, first in joined.items()),
+                *(links[one.link] for one in carried.values()),
+            ),
+            edge_costs=(
+                *costs,
+                *(self._joint(nodes[u], nodes[v]) for v, u in joined.items()),
+                *(self._carried(one, nodes) for one in carried.values()),
+            ),
             node_usages=tuple(node_usages(*everything)),
             edge_usages=(*edge_usages, *replaced_usages(*everything)),
             usage_limit=limit,
             horizon=len(self.graph.ops) + 1,
         )
-        return Tables(problem, tuple(nodes), self.network, self.rounded, joined)
+        return Tables(problem, tuple(nodes), self.network, self.rounded, joined, carried)
 
     def _copy_feeds(self) -> dict[int, list[tuple[int, int]]]:
         feeds: dict[int, list[tuple[int, int]]] = {}
@@ -126,10 +139,14 @@ class _Build:
         return feeds
 
     def _signature(self, node: Node) -> tuple:
-        def ports(several) -> tuple:
-            return tuple((p.dims, self.graph.values[p.value].itemsize, p.repeat) for p in several)
+        touched = self._touched(node)
 
-        primitive = self.primitive[node.ops[0]] if node.ops else ""
+        def ports(several) -> tuple:
+            return tuple(
+                (p.dims, self.graph.values[p.value].itemsize, p.repeat, touched.get(p.value)) for p in several
+            )
+
+        primitive = self.op[node.ops[0]].primitive if node.ops else ""
         return (
             node.kind,
             primitive if node.kind == "op" or len(node.ops) == 1 else "",
@@ -141,25 +158,26 @@ class _Build:
             tuple((b.dims, b.dim, b.before, b.after, b.repeat) for b in node.borders),
             node.flops,
             node.repeat,
-            self._stores_state(node),
+            of_state(node),
             self.pins.get(node.id),
         )
 
-    def _stores_state(self, node: Node) -> bool:
-        return node.kind in ("leaf", "block") and not any(label == SAMPLE for _, label in node.labels)
+    def _touched(self, node: Node) -> dict[int, float]:
+        return touched_parts((self.op[op] for op in node.ops), self.graph)
 
     def _table(self, node: Node, readers: list[PortSpecs]) -> NodeTable:
         graph, sizes = self.graph, self.sizes
         if node.kind == "copy":
             found = _of_specs(node, [spec for port in readers for spec in port.specs])
         elif node.id in self.pins:
-            found = _of_specs(node, [self.pins[node.id]])
+            found = held_strategies(node, self.pins[node.id], sizes)
         else:
-            found = strategies(node, sizes, self._stores_state(node))
+            found = strategies(node, sizes, of_state(node))
         if node.kind == "leaf":  # ties go to the first: where nothing else speaks, keep less on each device
             found = found[::-1]
-        primitive = self.primitive[node.ops[0]] if node.ops else ""
-        work = work_seconds(node, primitive, graph, found, self.network.machine, sizes)
+        primitive = self.op[node.ops[0]].primitive if node.ops else ""
+        touched = self._touched(node)
+        work = work_seconds(node, primitive, graph, found, self.network.machine, sizes, touched)
         sums = tuple(
             tuple(finishes(node, primitive, graph, s, self.network)) if s.split else () for s in found
         )
@@ -178,6 +196,21 @@ class _Build:
         if key not in self.joint_tables:
             self.joint_tables[key] = joint_costs(first.sums, second.sums, self.network)
         return self.joint_tables[key]
+
+    def _carried(self, one: Carried, nodes: list[NodeTable]) -> NDArray[np.float64]:
+        link = self.coarse.links[one.link]
+        maker = nodes[link.maker]
+        made, read = maker.outputs[link.out], nodes[link.user].inputs[link.into]
+        key = (id(made), id(read), one.runs)
+        if key not in self.carried_tables:
+            moved = np.array(
+                [
+                    [is_moved(strategy, made.at(s), spec) for spec in read.specs]
+                    for s, strategy in enumerate(maker.strategies)
+                ]
+            )
+            self.carried_tables[key] = carried_costs(maker.sums, moved[:, read.index], one.runs, self.network)
+        return self.carried_tables[key]
 
     def _edge(self, link: Link, nodes: list[NodeTable]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         port = self.coarse.nodes[link.user].inputs[link.into]

@@ -35,7 +35,8 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """An array of the program. made: where to constrain it, in the order the program makes it."""
+    """An array of the program. made: where to constrain it, in the order the program makes it. line: of the
+    user's file that makes it, `gpt.py:89` or `gpt.py:89 backward`. mark: its checkpoint name."""
 
     id: int
     shape: tuple[int, ...]
@@ -43,6 +44,8 @@ class Value:
     itemsize: int
     name: str = ""
     made: tuple[Site, ...] = ()
+    line: str = ""
+    mark: str = ""
 
     @property
     def bytes(self) -> int:

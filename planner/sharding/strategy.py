@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from planner.graph.coarsen import Node
+from planner.graph.labels import SAMPLE
 from planner.graph.rule import Dims
 from planner.sharding.spec import Spec, ways
 
@@ -85,6 +86,11 @@ def result_spec(dims: Dims, strategy: Strategy) -> Spec:
         return kept
     scattered = [tuple(a for a, d in strategy.finish.items() if d == dim) for dim in range(len(dims))]
     return tuple(have + extra for have, extra in zip(kept, scattered, strict=True))
+
+
+def of_state(node: Node) -> bool:
+    """Whether no example lies along any dim of a node that keeps values: parameters and moments do."""
+    return node.kind in ("leaf", "block") and not any(label == SAMPLE for _, label in node.labels)
 
 
 def strategies(node: Node, sizes: Mapping[str, int], stores_state: bool) -> tuple[Strategy, ...]:
