@@ -36,6 +36,7 @@ class Network:
         self.machine, self.mesh, self.sizes = machine, mesh, dict(mesh.sizes)
         self._emulated = {"reduce_scatter": "all_reduce"} if machine.chip.kind == "cpu" else {}
         self.joins_added = machine.chip.kind == "tpu"
+        self.moves_carried = machine.chip.kind in ("tpu", "gpu")
         oneway = machine.chip.numbers.get("ici_bandwidth_bytes_per_s_oneway_per_link", 0.0)
         self.link = 2 * oneway / machine.chip.devices_per_chip
         self.seconds = functools.cache(self._seconds)
