@@ -6,8 +6,7 @@ import importlib.metadata
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from planner.cost.carried import behind, is_moved
-from planner.cost.joined import remaining
+from planner.cost.carried import behind
 from planner.cost.memory import peak_time, stored_bytes
 from planner.cost.problem import usage_over_time
 from planner.cost.roofline import MATMULS
@@ -116,27 +115,17 @@ def transfers(decided: Decided) -> Iterator[Transfer]:
     """Every collective of the step, in no order."""
     tables = decided.tables
     primitive = {op.id: op.primitive for op in decided.graph.ops}
-    sums = []
     for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
+        if tables.is_spared(node.id, decided.choice):
+            continue
         name = primitive[node.ops[0]] if node.ops else ""
-        sums.append(tuple(finishes(node, name, decided.graph, strategy, tables.network)))
-    for node, found in enumerate(sums):
-        if node in tables.joined:
-            yield from remaining(sums[tables.joined[node]], found)
-        elif node in tables.carried and _is_moved(decided, node):
-            yield from behind(found, tables.carried[node].runs)
-        else:
-            yield from found
+        found = finishes(node, name, decided.graph, strategy, tables.network)
+        is_behind = tables.is_behind(node.id, decided.choice)
+        yield from behind(found, tables.carried[node.id].runs) if is_behind else found
     for link in decided.coarse.links:
         port = decided.coarse.nodes[link.user].inputs[link.into]
         value, rounded = decided.graph.values[port.value], (link.user, link.into) in tables.rounded
         yield from moves(port, value, rounded, decided.made(link), decided.read(link), tables.network)
-
-
-def _is_moved(decided: Decided, node: int) -> bool:
-    """Whether the sum of a node is finished behind the loop that carries it."""
-    link = decided.coarse.links[decided.tables.carried[node].link]
-    return is_moved(decided.strategy[node], decided.made(link), decided.read(link))
 
 
 def collectives(decided: Decided) -> tuple[Collective, ...]:

@@ -11,13 +11,13 @@ So the price depends on how the sum is made and how the carry is kept, and stand
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.traffic import Network, Transfer
-from planner.graph.coarsen import Coarse
+from planner.graph.coarsen import Coarse, Link
 from planner.graph.graph import Graph, Op, Path
 from planner.sharding.spec import Spec
 from planner.sharding.strategy import ALL_REDUCE, Strategy
@@ -28,10 +28,10 @@ _PASSING = frozenset({"convert_element_type", "reshape", "transpose"})
 
 @dataclasses.dataclass(frozen=True)
 class Carried:
-    """A sum that is only added to a carry. link: number of the link to what adds it. runs: of its loop in a
-    step, which is how often it is finished where it can be moved."""
+    """A sum that is only added to a carry. link: to what adds it. runs: of its loop in a step, which is how
+    often it is finished where it can be moved."""
 
-    link: int
+    link: Link
     runs: float
 
 
@@ -45,7 +45,7 @@ def carried_sums(graph: Graph, coarse: Coarse) -> dict[int, Carried]:
         node.sums[0].value: node.id for node in coarse.nodes if node.kind == "op" and len(node.sums) == 1
     }
     alone = {value: node for value, node in summed.items() if reads[value] == 1}
-    links = {(link.maker, link.out): number for number, link in enumerate(coarse.links)}
+    links = {(link.maker, link.out): link for link in coarse.links}
     found: dict[int, Carried] = {}
     for op in graph.ops:
         mine = [value for value in op.operands if value in alone]
@@ -82,7 +82,7 @@ def is_moved(strategy: Strategy, made: Spec, read: Spec) -> bool:
     return made == read and all(place == ALL_REDUCE for place in strategy.finish.values())
 
 
-def behind(sums: Sequence[Transfer], runs: float) -> tuple[Transfer, ...]:
+def behind(sums: Iterable[Transfer], runs: float) -> tuple[Transfer, ...]:
     """The collectives of a sum that is finished behind its loop."""
     return tuple(dataclasses.replace(one, times=runs) for one in sums)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from planner.cost.carried import Carried, carried_costs, carried_sums, is_moved
 from planner.cost.edges import EdgePricer
-from planner.cost.joined import joined_sums, joint_costs
+from planner.cost.joined import joined_sums, joint_costs, remaining
 from planner.cost.memory import node_usages, replaced_usages
 from planner.cost.problem import Problem, Usage
 from planner.cost.roofline import touched_parts, work_seconds
@@ -70,6 +70,23 @@ class Tables:
     joined: Mapping[int, int]
     carried: Mapping[int, Carried]
 
+    def is_spared(self, node: int, choice: Sequence[int]) -> bool:
+        """Whether the sum that a node's is joined with finishes it too."""
+        first = self.joined.get(node)
+        if first is None:
+            return False
+        mine, theirs = self.nodes[node].sums[choice[node]], self.nodes[first].sums[choice[first]]
+        return not remaining(theirs, mine)
+
+    def is_behind(self, node: int, choice: Sequence[int]) -> bool:
+        """Whether the sum of a node is finished behind the loop that carries it."""
+        if node not in self.carried:
+            return False
+        link, table = self.carried[node].link, self.nodes[node]
+        made = table.outputs[link.out].at(choice[node])
+        read = self.nodes[link.user].inputs[link.into].at(choice[link.user])
+        return is_moved(table.strategies[choice[node]], made, read)
+
 
 def build(graph: Graph, coarse: Coarse, network: Network, limit: float, pins: Pins | None = None) -> Tables:
     """The Problem of a coarsened graph on one mesh, whose devices hold `limit` bytes each. pins: of some
@@ -117,7 +134,7 @@ class _Build:
             edges=(
                 *links,
                 *((first, second) for second, first in joined.items()),
-                *(links[one.link] for one in carried.values()),
+                *((one.link.maker, one.link.user) for one in carried.values()),
             ),
             edge_costs=(
                 *costs,
@@ -198,7 +215,7 @@ class _Build:
         return self.joint_tables[key]
 
     def _carried(self, one: Carried, nodes: list[NodeTable]) -> NDArray[np.float64]:
-        link = self.coarse.links[one.link]
+        link = one.link
         maker = nodes[link.maker]
         made, read = maker.outputs[link.out], nodes[link.user].inputs[link.into]
         key = (id(made), id(read), one.runs)

@@ -10,8 +10,8 @@ two, and the shorter one's first part of n:   max(matmul, permutes) + min(matmul
 import dataclasses
 from collections.abc import Sequence
 
-from planner.cost.joined import remaining
-from planner.cost.tables import Tables
+from planner.cost.carried import behind
+from planner.cost.tables import NodeTable, Tables
 from planner.cost.traffic import Transfer, moves, row_of
 from planner.graph.coarsen import Coarse
 from planner.graph.graph import Graph
@@ -60,7 +60,7 @@ class Durations:
             for axis, names in of_axis.items()
         }
         self.slows = tuple(policy.slowdown.get(kinds[name], 0.0) for name in self.wires)
-        self.of_node: dict[tuple[int, int, float], tuple[Stages, Stages]] = {}
+        self.of_node: dict[tuple[int, int, float, float | None], Stages] = {}
         self.of_link: dict[tuple, Stages] = {}
         self.link_keys = [self._link_key(number) for number in range(len(coarse.links))]
 
@@ -78,30 +78,29 @@ class Durations:
     def node(self, v: int, choice: Sequence[int], repeat: float) -> Stages:
         """The work of a node and what finishes its sums. repeat: runs of its segment in a step."""
         table, c = self.tables.nodes[v], choice[v]
-        key = (id(table), c, repeat)
+        runs = None  # of the collectives, if not their own
+        if self.tables.is_spared(v, choice):
+            runs = 0.0
+        elif self.tables.is_behind(v, choice):
+            runs = self.tables.carried[v].runs
+        key = (id(table), c, repeat, runs)
         if key not in self.of_node:
-            self.of_node[key] = self._node(v, c, repeat)
-        first = self.tables.joined.get(v)
-        if first is not None:
-            mine, theirs = table.sums[c], self.tables.nodes[first].sums[choice[first]]
-            if mine and not remaining(theirs, mine):
-                return self.of_node[key][1]
-        return self.of_node[key][0]
+            sums = table.sums[c] if runs is None else behind(table.sums[c], runs) if runs else ()
+            self.of_node[key] = self._node(table, c, sums, repeat)
+        return self.of_node[key]
 
-    def _node(self, v: int, c: int, repeat: float) -> tuple[Stages, Stages]:
-        """With the sums, and without."""
-        table = self.tables.nodes[v]
+    def _node(self, table: NodeTable, c: int, sums: Sequence[Transfer], repeat: float) -> Stages:
         work = ticks(float(table.work[c]) / repeat)
         plain = (Stage(work, work=work),) if work else ()
-        stages = [self._stage(one, repeat) for one in table.sums[c]]
+        stages = [self._stage(one, repeat) for one in sums]
         looped = [s for s in stages if s.what and s.what.kind == "reduce_scatter" and s.what.ring != 1.0]
         if not looped or not work:
-            return (*plain, *stages), plain
+            return (*plain, *stages)
         (loop,) = looped
         rest = tuple(s for s in stages if s is not loop)
         shorter = min(work, loop.ticks) // ways(loop.what.axes, self.tables.network.sizes) if loop.what else 0
         whole = dataclasses.replace(loop, ticks=max(work, loop.ticks) + shorter, alone=True, work=work)
-        return (whole, *rest), plain
+        return (whole, *rest)
 
     def _stage(self, one: Transfer, repeat: float) -> Stage:
         """The runs of a collective in one run of its segment, one after the other."""
