@@ -31,7 +31,7 @@ class Arrays(NamedTuple):  # compiled functions take named tuples, not dataclass
     """first[v] .. first[v + 1]: the strategies of v in `costs` (seconds).
     edge_of[v] .. edge_of[v + 1]: the rows of `edges` seen from v, in the order of the other ends; HEIGHT,
     WIDTH: the classes of v and of the other end; INWARD, OUTWARD: where the messages from and to it begin, of
-    `messages` numbers in all.
+    `messages` numbers in all. most: the strategies of a node, at most.
     use_of[v] .. use_of[v + 1]: the rows of `uses` of v; one holds bytes[AT + a] at times BEGIN <= t < END,
     which do not overlap for one node. room[t]: bytes left by what is used in any case; times[t]: the
     problem's time."""
@@ -48,6 +48,7 @@ class Arrays(NamedTuple):  # compiled functions take named tuples, not dataclass
     room: Floats
     times: Ints
     messages: int
+    most: int
 
 
 def arrays_of(problem: Problem, intern: Interner) -> Arrays:
@@ -57,6 +58,7 @@ def arrays_of(problem: Problem, intern: Interner) -> Arrays:
     wall = _wall(problem)
     return Arrays(
         first=first,
+        most=max(sizes),
         costs=_finite(np.concatenate(problem.node_costs).astype(np.float64), wall),
         **_edges(problem, intern, wall),
         **_usages(problem, sizes),

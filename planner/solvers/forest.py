@@ -12,30 +12,34 @@ moves very many nodes at once, each as well as the rest allows (tree-based block
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from planner.cost.problem import Floats
 from planner.solvers.arrays import INWARD, MINE, OTHER, OUTWARD, TABLE, THEIRS, WIDTH, Arrays, Ints
+from planner.solvers.kernel import inner, kernel
 
 Flags = NDArray[np.bool_]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def replant(arrays: Arrays, costs: Floats, choice: Ints, order: Ints) -> None:
     """Gives the nodes of the forest that `order` makes their best strategies at `costs`."""
     inside = _grown(arrays, order)
     parent, ahead = _rooted(arrays, inside)
     best = np.zeros(arrays.messages, dtype=np.int64)
     messages = np.empty(arrays.messages)
-    hat = np.empty(np.diff(arrays.first).max())
+    hat = np.empty(arrays.most)
     for index in range(len(ahead) - 1, -1, -1):
         v = ahead[index]
         _collect(arrays, costs, choice, inside, parent[v], messages, v, hat)
         if parent[v] >= 0:
             _tell(arrays, parent[v], messages, best, v, hat)
         else:
-            choice[v] = np.argmin(hat[: arrays.first[v + 1] - arrays.first[v]])
+            least = 0
+            for a in range(1, arrays.first[v + 1] - arrays.first[v]):
+                if hat[a] < hat[least]:
+                    least = a
+            choice[v] = least
     for v in ahead:
         i = parent[v]
         if i >= 0:
@@ -43,7 +47,7 @@ def replant(arrays: Arrays, costs: Floats, choice: Ints, order: Ints) -> None:
             choice[v] = best[arrays.edges[i, OUTWARD] + arrays.classes[arrays.edges[i, THEIRS] + choice[u]]]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _find(tree: Ints, v: int) -> int:
     while tree[v] != v:
         tree[v] = tree[tree[v]]
@@ -51,7 +55,7 @@ def _find(tree: Ints, v: int) -> int:
     return v
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _grown(arrays: Arrays, order: Ints) -> Flags:
     """Which nodes are in the forest; `tree` points each one to its tree, by union and find."""
     count = len(arrays.first) - 1
@@ -75,7 +79,7 @@ def _grown(arrays: Arrays, order: Ints) -> Flags:
     return inside
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _rooted(arrays: Arrays, inside: Flags) -> tuple[Ints, Ints]:
     """parent[v]: the edge from v to its parent, -1 for roots; the forest's nodes, parents first."""
     count = len(arrays.first) - 1
@@ -101,7 +105,7 @@ def _rooted(arrays: Arrays, inside: Flags) -> tuple[Ints, Ints]:
     return parent, ahead[:size]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _back(arrays: Arrays, w: int, v: int) -> int:
     """The edge between w and v, seen from w; edges are in the order of their other ends."""
     low, high = arrays.edge_of[w], arrays.edge_of[w + 1]
@@ -114,7 +118,7 @@ def _back(arrays: Arrays, w: int, v: int) -> int:
     return low
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _collect(
     arrays: Arrays,
     costs: Floats,
@@ -144,11 +148,12 @@ def _collect(
                 hat[a] += arrays.tables[at + arrays.classes[mine + a] * width]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _tell(arrays: Arrays, i: int, messages: Floats, best: Ints, v: int, hat: Floats) -> None:
     """The message along edge i, from v to its parent, with the strategies that give it."""
     width, out = arrays.edges[i, WIDTH], arrays.edges[i, OUTWARD]
-    messages[out : out + width] = np.inf
+    for b in range(width):
+        messages[out + b] = np.inf
     for a in range(arrays.first[v + 1] - arrays.first[v]):
         at = arrays.edges[i, TABLE] + arrays.classes[arrays.edges[i, MINE] + a] * width
         for b in range(width):

@@ -11,7 +11,6 @@ Each helper is called in one place only: what is inlined twice is compiled twice
 """
 
 import numpy as np
-from numba import njit
 
 from planner.cost.problem import Floats
 from planner.solvers.arrays import (
@@ -29,6 +28,7 @@ from planner.solvers.arrays import (
     Arrays,
     Ints,
 )
+from planner.solvers.kernel import inner, kernel
 
 
 def shares(arrays: Arrays) -> Floats:
@@ -38,13 +38,14 @@ def shares(arrays: Arrays) -> Floats:
     return 1.0 / np.maximum(np.maximum(later, np.diff(arrays.edge_of) - later), 1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def priced(arrays: Arrays, prices: Floats, costs: Floats) -> None:
     """Fills `costs` with those of all strategies at `prices` per byte and time."""
     until = np.zeros(len(prices) + 1)
     for t in range(len(prices)):
         until[t + 1] = until[t] + prices[t]
-    costs[:] = arrays.costs
+    for a in range(len(costs)):
+        costs[a] = arrays.costs[a]
     for v in range(len(arrays.first) - 1):
         begin, end = arrays.first[v], arrays.first[v + 1]
         for j in range(arrays.use_of[v], arrays.use_of[v + 1]):
@@ -55,13 +56,12 @@ def priced(arrays: Arrays, prices: Floats, costs: Floats) -> None:
                     costs[a] += price * arrays.bytes[at + a]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def walk(
     arrays: Arrays, costs: Floats, share: Floats, messages: Floats, excess: Floats, choice: Ints
 ) -> float:
     """One walk forward, which fills `choice`, and one back, which fills `excess`; the bound."""
-    hat = np.empty(np.diff(arrays.first).max())
-    least = np.empty(len(hat))
+    hat, least = np.empty(arrays.most), np.empty(arrays.most)
     count = len(arrays.first) - 1
     bound = 0.0
     for step in range(2 * count):
@@ -69,12 +69,15 @@ def walk(
         v = step if forward else 2 * count - 1 - step
         size = arrays.first[v + 1] - arrays.first[v]
         _gather(arrays, costs, messages, v, hat)
-        low = hat[:size].min()
+        low = np.inf
+        for a in range(size):
+            low = min(low, hat[a])
         if forward:
             _take(arrays, costs, messages, choice, v, least)
         else:
             bound += low
-            excess[arrays.first[v] : arrays.first[v + 1]] = hat[:size] - low
+            for a in range(size):
+                excess[arrays.first[v] + a] = hat[a] - low
         for i in range(arrays.edge_of[v], arrays.edge_of[v + 1]):
             if (arrays.edges[i, OTHER] > v) == forward:
                 taken = _send(arrays, messages, i, v, hat, low, share[v], least)
@@ -82,7 +85,7 @@ def walk(
     return bound
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _gather(arrays: Arrays, costs: Floats, messages: Floats, v: int, hat: Floats) -> None:
     begin = arrays.first[v]
     size = arrays.first[v + 1] - begin
@@ -94,7 +97,7 @@ def _gather(arrays: Arrays, costs: Floats, messages: Floats, v: int, hat: Floats
             hat[a] += messages[inward + arrays.classes[mine + a]]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _take(arrays: Arrays, costs: Floats, messages: Floats, choice: Ints, v: int, part: Floats) -> None:
     """The strategy that is best given the choices of lower nodes and the messages of higher ones."""
     begin = arrays.first[v]
@@ -119,7 +122,7 @@ def _take(arrays: Arrays, costs: Floats, messages: Floats, choice: Ints, v: int,
     choice[v] = best
 
 
-@njit(cache=True, nogil=True)
+@inner
 def _send(
     arrays: Arrays, messages: Floats, i: int, v: int, hat: Floats, low: float, share: float, least: Floats
 ) -> float:
@@ -132,14 +135,16 @@ def _send(
         r = arrays.classes[mine + a]
         least[r] = min(least[r], hat[a])
     out = messages[arrays.edges[i, OUTWARD] : arrays.edges[i, OUTWARD] + width]
-    out[:] = np.inf
-    at = arrays.edges[i, TABLE]
+    at, taken = arrays.edges[i, TABLE], np.inf
+    for b in range(width):
+        out[b] = np.inf
     for r in range(height):
         part = (least[r] - low) * share - messages[inward + r]
         row = arrays.tables[at + r * width : at + (r + 1) * width]
         for b in range(width):
             out[b] = min(out[b], part + row[b])
-    taken = out.min()
+    for b in range(width):
+        taken = min(taken, out[b])
     for b in range(width):
         out[b] -= taken
     return taken

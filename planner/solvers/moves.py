@@ -11,9 +11,10 @@ from numba import njit
 
 from planner.cost.problem import Floats
 from planner.solvers.arrays import AT, BEGIN, END, MINE, OTHER, TABLE, THEIRS, WIDTH, Arrays, Ints
+from planner.solvers.kernel import inner, kernel
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def cost_of(arrays: Arrays, choice: Ints) -> float:
     """Seconds of a choice."""
     cost = 0.0
@@ -32,7 +33,7 @@ def pair(arrays: Arrays, i: int, a: int, b: int) -> float:
     return arrays.tables[arrays.edges[i, TABLE] + row + arrays.classes[arrays.edges[i, THEIRS] + b]]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def used_by(arrays: Arrays, choice: Ints) -> Floats:
     """The usage of a choice, shape (times,)."""
     steps = np.zeros(len(arrays.room) + 1)
@@ -41,10 +42,12 @@ def used_by(arrays: Arrays, choice: Ints) -> Floats:
             held = arrays.bytes[arrays.uses[j, AT] + choice[v]]
             steps[arrays.uses[j, BEGIN]] += held
             steps[arrays.uses[j, END]] -= held
-    return np.cumsum(steps[:-1])
+    for t in range(1, len(steps)):
+        steps[t] += steps[t - 1]
+    return steps[:-1]
 
 
-@njit(cache=True, nogil=True)
+@inner
 def around(arrays: Arrays, costs: Floats, choice: Ints, v: int, out: Floats) -> int:
     """Fills `out` with the cost of each strategy of v, given all other choices; their number."""
     begin = arrays.first[v]
@@ -59,7 +62,7 @@ def around(arrays: Arrays, costs: Floats, choice: Ints, v: int, out: Floats) -> 
     return size
 
 
-@njit(cache=True, nogil=True)
+@inner
 def fits(arrays: Arrays, used: Floats, v: int, a: int, b: int) -> bool:
     """Whether switching v from a to b keeps the limit wherever it uses more."""
     for j in range(arrays.use_of[v], arrays.use_of[v + 1]):
@@ -71,7 +74,7 @@ def fits(arrays: Arrays, used: Floats, v: int, a: int, b: int) -> bool:
     return True
 
 
-@njit(cache=True, nogil=True)
+@inner
 def switch(arrays: Arrays, used: Floats, choice: Ints, v: int, b: int) -> None:
     """Switches v to b."""
     for j in range(arrays.use_of[v], arrays.use_of[v + 1]):
@@ -82,10 +85,10 @@ def switch(arrays: Arrays, used: Floats, choice: Ints, v: int, b: int) -> None:
     choice[v] = b
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def descend(arrays: Arrays, choice: Ints, used: Floats, sweeps: int) -> float:
     """Switches single nodes while that saves cost and fits; what was saved."""
-    costs = np.empty(np.diff(arrays.first).max())
+    costs = np.empty(arrays.most)
     saved = 0.0
     for _ in range(sweeps):
         before = saved
@@ -108,11 +111,11 @@ def descend(arrays: Arrays, choice: Ints, used: Floats, sweeps: int) -> float:
     return saved
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def ease(arrays: Arrays, choice: Ints, used: Floats, sweeps: int) -> bool:
     """Switches single nodes that are alive when the limit is broken, each to the strategy that takes most off
     the bytes above the limit for its cost; whether the choice fits in the end."""
-    costs = np.empty(np.diff(arrays.first).max())
+    costs = np.empty(arrays.most)
     for _ in range(sweeps):
         moved = False
         for v in range(len(choice)):
@@ -134,10 +137,19 @@ def ease(arrays: Arrays, choice: Ints, used: Floats, sweeps: int) -> bool:
                 moved = True
         if not moved:
             break
-    return bool((used <= arrays.room).all())
+    return within(arrays, used)
 
 
-@njit(cache=True, nogil=True)
+@inner
+def within(arrays: Arrays, used: Floats) -> bool:
+    """Whether the limit holds at all times."""
+    for t in range(len(used)):
+        if used[t] > arrays.room[t]:
+            return False
+    return True
+
+
+@inner
 def _broken(arrays: Arrays, used: Floats, v: int) -> bool:
     for j in range(arrays.use_of[v], arrays.use_of[v + 1]):
         for t in range(arrays.uses[j, BEGIN], arrays.uses[j, END]):
@@ -146,7 +158,7 @@ def _broken(arrays: Arrays, used: Floats, v: int) -> bool:
     return False
 
 
-@njit(cache=True, nogil=True)
+@inner
 def excess_change(arrays: Arrays, used: Floats, v: int, a: int, b: int) -> float:
     """By how much the bytes above the limit, over all times, would rise."""
     rise = 0.0
