@@ -26,6 +26,7 @@ from planner.jax_compat import Traced, plain_pins, spec_tree, trace_step
 from planner.pins import pinned_nodes, specs_held, usable_meshes
 from planner.plans import Plan
 from planner.search import Found, Progress, Request, search
+from planner.simulate.timeline import simulate
 from planner.trace import build_graph
 from planner.trouble import does_not_fit
 from planner.verdict import Verification, verdict
@@ -187,6 +188,7 @@ def _write(
         limit_bytes=best.tables.problem.usage_limit,
         wire_bytes=chosen.wire_bytes,
         flops=planning.matmul_flops(decided),
+        summed_seconds=best.choice.cost,
         lower_bound_seconds=found.lower_bound,
         stopped=best.choice.stopped,
         memory=planning.memory_at_peak(decided, found.sorts),
@@ -202,4 +204,5 @@ def _write(
         versions=planning.versions(),
         in_specs=spec_tree(traced.in_tree, [leaf.spec for leaf in arguments]),
         out_specs=spec_tree(traced.out_tree, [leaf.spec for leaf in results]),
+        timeline=simulate(decided),
     )

@@ -1,5 +1,5 @@
 """Candidates: what the search found on each mesh, which of them is the plan, and how each named scheme
-stands."""
+stands. The search goes by prices that add up; candidates are ranked by their timelines."""
 
 import dataclasses
 import functools
@@ -12,21 +12,37 @@ from planner.cost.problem import Choice, usage_over_time
 from planner.cost.tables import Tables
 from planner.graph.coarsen import Coarse
 from planner.graph.graph import Graph
-from planner.planning import Decided, communication_seconds, peak_bytes, wire_bytes
+from planner.planning import Decided, peak_bytes, wire_bytes
 from planner.plans import SchemeRow
 from planner.sharding.named import SCHEMES
+from planner.simulate.durations import PICO
+from planner.simulate.timeline import Simulator
 
 _SURE = 1.05  # a scheme's price that may be further above its best is not shown
 
 
 @dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds of a step by its timeline, and of the compute in it."""
+
+    step_seconds: float
+    compute_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A choice on one mesh. scheme: '' for the free search."""
+    """A choice on one mesh. scheme: '' for the free search. timing: None until `timed` has found it."""
 
     scheme: str
     mesh: LogicalMesh
     tables: Tables
     choice: Choice
+    timing: Timing | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Of a step by its timeline, or, until that is known, by the prices that add up."""
+        return self.timing.step_seconds if self.timing else self.choice.cost
 
     @functools.cached_property
     def fits(self) -> bool:
@@ -41,8 +57,23 @@ class Candidate:
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
-    """The cheapest that fits, or else the leanest."""
-    return min(candidates, key=lambda c: (not c.fits, c.choice.cost if c.fits else c.choice.peak))
+    """The fastest that fits, or else the leanest."""
+    return min(candidates, key=lambda c: (not c.fits, c.seconds if c.fits else c.choice.peak))
+
+
+def timed(graph: Graph, coarse: Coarse, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with their timings; those that are not allowed have none."""
+    simulators: dict[int, Simulator] = {}
+    found = []
+    for candidate in candidates:
+        tables = candidate.tables
+        if candidate.timing is None and math.isfinite(candidate.choice.cost):
+            if id(tables) not in simulators:
+                simulators[id(tables)] = Simulator(graph, coarse, tables)
+            run = simulators[id(tables)].run(candidate.choice.choice).run
+            candidate = dataclasses.replace(candidate, timing=Timing(run.ticks / PICO, run.work / PICO))
+        found.append(candidate)
+    return found
 
 
 def scheme_rows(
@@ -62,7 +93,7 @@ def scheme_rows(
         priced = [c for c in candidates if c.scheme == name and math.isfinite(c.choice.cost)]
         sure = [c for c in priced if c.choice.cost <= _SURE * c.choice.lower_bound]
         if sure:
-            rows.append(_row(name, graph, coarse, min(sure, key=lambda c: (not c.fits, c.choice.cost))))
+            rows.append(_row(name, graph, coarse, min(sure, key=lambda c: (not c.fits, c.seconds))))
         else:
             rows.append(_absent(name, "no time to price it" if priced else _why(name, tried, untried)))
     return tuple(rows)
@@ -86,13 +117,14 @@ def _absent(name: str, reason: str) -> SchemeRow:
 
 def _row(name: str, graph: Graph, coarse: Coarse, candidate: Candidate) -> SchemeRow:
     decided = Decided(graph, coarse, candidate.tables, candidate.choice.choice)
-    communication = communication_seconds(decided)
+    (candidate,) = timed(graph, coarse, [candidate])
+    timing = candidate.timing or Timing(math.inf, math.inf)
     return SchemeRow(
         scheme=name,
         mesh=dict(candidate.mesh.sizes),
-        step_seconds=candidate.choice.cost,
-        compute_seconds=candidate.choice.cost - communication,
-        exposed_seconds=communication,
+        step_seconds=timing.step_seconds,
+        compute_seconds=timing.compute_seconds,
+        exposed_seconds=max(0.0, timing.step_seconds - timing.compute_seconds),
         peak_bytes=peak_bytes(decided),
         wire_bytes=wire_bytes(decided),
         fits=candidate.fits,

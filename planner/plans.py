@@ -17,7 +17,7 @@ from planner.sharding.spec import Spec, show
 from planner.storage import decode, encode, write_json
 
 FORMAT = "meshwright-plan"
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +66,15 @@ class LeafPlan:
 class Plan:
     """A sharding plan. Seconds, bytes and FLOPs are predictions per step and per device.
 
-    mesh: axis sizes in order. flops: of matmuls and convolutions. arguments, results: in flattened order.
+    mesh: axis sizes in order. step_seconds: compute and what of the communication nothing hides, by the
+    timeline. summed_seconds: if nothing ran beside anything; lower_bound_seconds: proven, of such sums, which
+    the search goes by. flops: of matmuls and convolutions. arguments, results: in flattened order.
     sites: see the module. schemes: the chosen plan beside the named schemes. seconds: planning time of trace,
     space, cost, solve, total. memory: predicted bytes by kind (parameters, optimizer state, gradients,
     activations, ...) at the peak. fingerprint: of the step's graph, so that a plan is not used for another
     step. in_specs, out_specs: pytrees of jax PartitionSpecs shaped like the (not static) arguments and the
     result; None in a plan read from a file, which knows no pytrees: `argument_specs` and `result_specs` are
-    always there.
+    always there. timeline: a planner.simulate.timeline.Timeline of the step; None in a plan read from a file.
     """
 
     machine: str
@@ -86,6 +88,7 @@ class Plan:
     limit_bytes: float
     wire_bytes: float
     flops: float
+    summed_seconds: float
     lower_bound_seconds: float
     stopped: str
     memory: Mapping[str, float]
@@ -102,6 +105,7 @@ class Plan:
 
     in_specs: Any = dataclasses.field(default=None, compare=False, repr=False)
     out_specs: Any = dataclasses.field(default=None, compare=False, repr=False)
+    timeline: Any = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def argument_specs(self) -> dict[str, Spec]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshes.machine import Machine
 from meshes.mesh import LogicalMesh
-from planner.candidates import Candidate, best_of, scheme_rows
+from planner.candidates import Candidate, best_of, scheme_rows, timed
 from planner.cost.problem import Choice, Problem, least_peak
 from planner.cost.restrict import restrict, widen
 from planner.cost.tables import Pins, Tables, build
@@ -118,6 +118,7 @@ def search(
             f"There was no time for the meshes {names} in {duration(request.seconds)}; allow more with "
             "seconds=."
         )
+    candidates = timed(graph, coarse, candidates)
     best = best_of(candidates)
     tried = [mesh for mesh in meshes if mesh not in untried]
     rows = scheme_rows(graph, coarse, candidates, best, tried, untried, request.schemes)

@@ -37,6 +37,7 @@ def make_plan(layers: int = 3) -> Plan:
         limit_bytes=math.inf,
         wire_bytes=42467328.0,
         flops=2e9,
+        summed_seconds=0.0124,
         lower_bound_seconds=0.0124,
         stopped="exact",
         memory={"parameters": 1e9, "activations": 2e9},

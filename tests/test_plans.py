@@ -77,7 +77,7 @@ def test_sites_print_and_parse(site):
         (lambda d: d["plan"]["sites"].update({"up 1 2": "P()"}), "is damaged: 'up 1 2' is not a site; write"),
         (lambda d: d["plan"].update(sites=[]), "is damaged: plan.sites is list, not dict. Make it anew"),
         (lambda d: d.update(plan=None), "is damaged: plan is NoneType, not dict. Make it anew"),
-        (lambda d: d.update(version=2), "has format version 2 and this Meshwright reads 1. Read it with the"),
+        (lambda d: d.update(version=1), "has format version 1 and this Meshwright reads 2. Read it with the"),
         (lambda d: d.update(format="other"), "is JSON but no plan of Meshwright's. Make it anew"),
     ],
 )

@@ -37,7 +37,7 @@ def test_plan_table_holds_the_plan():
     assert "limit none" in text
     assert "Primitives without a rule, kept whole and priced by their bytes: fft x2." in text
     assert "planned in 1.10 s (trace 500 ms, space 100 ms, cost 200 ms, solve 300 ms)" in text
-    assert any(line.startswith("Communication is counted as exposed;") for line in text)
+    assert any(line.startswith("Overlap is that of the compiler's default flags;") for line in text)
     assert "The batch is small." in text
 
 

@@ -168,4 +168,4 @@ def test_the_open_search_mixes_what_no_scheme_does():
     for scheme in ("data", "tensor_1d", "tensor_3d"):
         assert plan.wire_bytes < rows[scheme].wire_bytes
     assert plan.stopped == "exact"
-    assert plan.step_seconds == pytest.approx(plan.lower_bound_seconds, rel=1e-9)
+    assert plan.summed_seconds == pytest.approx(plan.lower_bound_seconds, rel=1e-9)

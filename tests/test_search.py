@@ -36,7 +36,7 @@ def test_the_chosen_plan_is_never_behind_a_scheme(args, mesh):
     for row in schemes:
         assert not row.fits or plan.step_seconds <= row.step_seconds
         assert row.step_seconds == pytest.approx(row.compute_seconds + row.exposed_seconds)
-    assert plan.lower_bound_seconds <= plan.step_seconds
+    assert plan.lower_bound_seconds <= plan.summed_seconds
 
 
 def test_over_all_meshes_no_scheme_on_any_is_better():
@@ -46,7 +46,7 @@ def test_over_all_meshes_no_scheme_on_any_is_better():
         assert plan.step_seconds <= row.step_seconds or not row.fits
     for mesh in ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}):
         fixed = planner.plan(adam_step, *LARGE, machine=MACHINE, mesh=mesh)
-        assert plan.lower_bound_seconds <= fixed.step_seconds
+        assert plan.lower_bound_seconds <= fixed.summed_seconds
 
 
 def test_a_scheme_finds_its_mesh_though_it_splits_a_torus_axis():
@@ -136,7 +136,7 @@ def test_a_pin_is_a_restriction_too():
     for spec in ((("x",), ()), ((), ("x",)), ((), ())):
         pinned = planner.plan(sgd_step, *sgd_args(), machine=MACHINE, mesh={"x": 8}, pins={"params.w1": spec})
         assert pinned.argument_specs["params.w1"] == spec
-        assert free.lower_bound_seconds <= pinned.step_seconds
+        assert free.lower_bound_seconds <= pinned.summed_seconds
 
 
 def test_the_best_candidate_is_the_choice_it_says():
@@ -145,7 +145,7 @@ def test_the_best_candidate_is_the_choice_it_says():
     problem, choice = found.best.tables.problem, found.best.choice
     assert cost_of(problem, choice.choice) == pytest.approx(choice.cost)
     assert peak_of(problem, choice.choice) == pytest.approx(choice.peak)
-    assert found.rows[0].step_seconds == choice.cost
+    assert found.rows[0].step_seconds == pytest.approx(choice.cost)
     assert set(found.seconds) == {"cost", "solve"}
 
 
