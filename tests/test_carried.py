@@ -101,7 +101,7 @@ def test_split_weights_are_gathered_in_every_iteration_and_their_gradients_added
     assert whole.wire_bytes == pytest.approx(2 * 2 * (15 / 16) * WIDTH * WIDTH * 4)
     for plan in (split, whole):
         spent = sum(c.seconds * c.times for c in plan.collectives)
-        assert plan.step_seconds == pytest.approx(plan.compute_seconds + spent)
+        assert plan.summed_seconds == pytest.approx(plan.compute_seconds + spent)
 
 
 def test_only_what_is_summed_whole_and_kept_so_is_moved():
