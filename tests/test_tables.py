@@ -9,8 +9,8 @@ from small_steps import adam_args, adam_step, f32, sgd_args, sgd_step
 from test_trace import NESTED, nested
 
 import models
-from planner.cost.memory import held_values, peak_time, stored_bytes
-from planner.cost.problem import Problem, Usage, cost_of, peak_of, usage_over_time
+from planner.cost.memory import held_values, stored_bytes
+from planner.cost.problem import cost_of, peak_of, usage_over_time
 from planner.cost.roofline import work_seconds
 from planner.graph.graph import Value
 from planner.planning import Decided, communication_seconds, memory_at_peak, peak_bytes
@@ -240,15 +240,6 @@ def test_what_a_tpu_keeps_in_tiles():
     assert stored_bytes(Value(0, (64, 32), "float32", 4), (("x",), ()), {"x": 4}, "cpu") == 4 * 16 * 32
 
 
-def test_a_small_step_has_its_peak_in_the_memory_on_the_chip():
-    """Arguments of 10 bytes all the time, and 5 more for a while."""
-    usages = (Usage(0, 0, 4, np.array([10.0])), Usage(1, 1, 3, np.array([5.0])))
-    costs = (np.zeros(1), np.zeros(1))
-    problem = Problem(node_costs=costs, edges=(), edge_costs=(), node_usages=usages, horizon=4)
-    assert peak_time(problem, (0, 0), 4.0) == 1
-    assert peak_time(problem, (0, 0), 5.0) == 3
-
-
 def test_a_matmul_whose_sums_are_scattered_in_a_loop_reads_arrays():
     """Fully sharded on a TPU: the loop over a weight's gradient reads the activation that a matmul without
     a loop would make again."""
@@ -270,6 +261,23 @@ def test_a_matmul_whose_sums_are_scattered_in_a_loop_reads_arrays():
         if stages.coarse.nodes[usage.of].kind == "op" and whole / 8 in usage.bytes and 0.0 in usage.bytes
     ]
     assert found
+
+
+@pytest.mark.parametrize(("machine", "itemsize"), [("tpu_v5e:2x4", 2), ("cpu:8", 4)])
+def test_what_only_matmuls_read_is_written_as_they_round_it(machine, itemsize):
+    def step(state, x):
+        def loss(w):
+            return jnp.sin((x @ w[0]) @ w[1]).sum()
+
+        return [w - g for w, g in zip(state, jax.grad(loss)(state), strict=True)]
+
+    weights = [f32(256, 512), f32(512, 1024)]
+    stages = stages_of(step, weights, f32(2048, 256), network=network_of(machine, x=8))
+    shapes = [
+        [stages.graph.values[port.value].shape for port in node.outputs] for node in stages.coarse.nodes
+    ]
+    held = [u for u in stages.tables.problem.node_usages if (2048, 512) in shapes[u.of]]
+    assert {usage.bytes.max() for usage in held} == {2048 * 512 * itemsize}
 
 
 def test_weights_that_loops_scan_over_and_round_are_rounded_before_them():
