@@ -20,6 +20,13 @@ FORMS = "'tpu_v5p:4x4x4', 'tpu_v5e:16x16*2' (two slices), 'gpu_h100_sxm_80gb:4x8
 # The best matmul that users of a chip report, over its peak, for chips without a report of their own: TPU v6e
 # reaches 0.90 (AI-Hypercomputer/accelerator-microbenchmarks), H100 0.80 (stas00/ml-engineering).
 ASSUMED_MATMUL_FRACTION = {"tpu": 0.90, "gpu": 0.80}
+# The part of the memory's bandwidth that long copies reach, for chips without a report of their own: TPU v6e
+# has 0.83 (AI-Hypercomputer/accelerator-microbenchmarks), A100 0.77 (PrincetonUniversity/LLMCompass), H100 0.94
+# (jax-ml/scaling-book).
+ASSUMED_HBM_FRACTION = 0.85
+# The part of the peak that an attention kernel reaches: FlashAttention-2 has 50 to 73% on A100 (arXiv
+# 2307.08691). Where a chip has no report of its own the lower end is taken.
+ASSUMED_ATTENTION_FRACTION = 0.50
 # What one op costs beyond its roofline: XLA's GPU cost model takes 1 us a kernel launch (openxla/xla), and a
 # small add on H100 takes 1.3 us over its roofline (jax-ml/scaling-book). Nothing is published for TPU: the
 # same is assumed.
@@ -44,7 +51,9 @@ class Machine:
 
     name: canonical text, which `load_machine` reads back. shape: of one slice in chips, or (nodes, GPUs).
     memory_bytes, hbm_bandwidth (bytes/s): of one device. matmul_efficiency: the part of the peak that large
-    matmuls reach. mxu_dim: side of the matrix unit in elements, 0 if there is none. overhead_seconds: per op.
+    matmuls reach; attention_efficiency: the part of it that an attention kernel reaches. hbm_efficiency: the
+    part of the bandwidth that long copies reach. mxu_dim: side of the matrix unit in elements, 0 if there is
+    none. multiprocessors: of a GPU, else 0. overhead_seconds: per op.
     """
 
     name: str
@@ -57,6 +66,9 @@ class Machine:
     matmul_efficiency: float = dataclasses.field(compare=False)
     mxu_dim: int = dataclasses.field(compare=False)
     overhead_seconds: float = dataclasses.field(compare=False)
+    hbm_efficiency: float = dataclasses.field(default=1.0, compare=False)
+    attention_efficiency: float = dataclasses.field(default=1.0, compare=False)
+    multiprocessors: int = dataclasses.field(default=0, compare=False)
 
     @property
     def devices(self) -> int:
@@ -167,6 +179,9 @@ def _machine(name: str, chip: Chip, shape: Shape, slices: int, topology: Topolog
         matmul_efficiency=numbers.get("matmul_achieved_fraction_bf16", ASSUMED_MATMUL_FRACTION[chip.kind]),
         mxu_dim=int(numbers.get("mxu_dim_elements", 0)),
         overhead_seconds=ASSUMED_OVERHEAD_S,
+        hbm_efficiency=numbers.get("hbm_achieved_fraction", ASSUMED_HBM_FRACTION),
+        attention_efficiency=numbers.get("attention_achieved_fraction", ASSUMED_ATTENTION_FRACTION),
+        multiprocessors=int(numbers.get("multiprocessors", 0)),
     )
 
 

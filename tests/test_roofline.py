@@ -16,7 +16,11 @@ from planner.sharding.strategy import parse
 SIZES = {"x": 4, "y": 2}
 # Round figures: of 197 TFLOP/s matmuls reach half, 1 GB/s of memory, tiles of 128, no overhead.
 PLAIN = dataclasses.replace(
-    load_machine("tpu_v5e:2x4"), hbm_bandwidth=1e9, matmul_efficiency=0.5, overhead_seconds=0.0
+    load_machine("tpu_v5e:2x4"),
+    hbm_bandwidth=1e9,
+    matmul_efficiency=0.5,
+    overhead_seconds=0.0,
+    hbm_efficiency=1.0,
 )
 
 

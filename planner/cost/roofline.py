@@ -1,26 +1,31 @@
 """Seconds of the local work of one node, by the roofline.
 
-    seconds = overhead + max(FLOPs / (peak * matmul efficiency * padding), bytes / HBM bandwidth)
+    seconds = overhead + max(FLOPs / (peak * matmul efficiency * useful part), bytes / achieved bandwidth)
 
 A block reads its inputs and writes its outputs once: XLA fuses what lies between. A matmul unit works on
 tiles, so local extents are padded: contraction and columns to the width of the unit, rows to 8 sublanes
 (which operand gives the rows is the compiler's choice: the cheaper one is taken). Source: "How to Scale Your
-Model", the chapters on TPUs and rooflines.
+Model", the chapters on TPUs and rooflines. A GPU computes tiles of the result, one a multiprocessor at a
+time: the last wave of them is not full (NVIDIA, "Matrix multiplication background"). An attention kernel
+reaches a part of the peak of its own.
 """
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from meshes.machine import Machine
 from planner.graph.coarsen import Node
-from planner.graph.graph import Graph
+from planner.graph.graph import Graph, Op
 from planner.sharding.spec import pieces, ways
 from planner.sharding.strategy import Strategy, result_spec, spec_of
 
 _SUBLANES = 8
+_TILE = 128  # rows and columns of a result that a multiprocessor makes at a time
 MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
+ATTENTION = frozenset({"dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"})
 _FREE = frozenset({"scan_slice", "scan_stack", "loop_carry", "cond_join"})  # they only tie specs together
+_SCANNED = frozenset({"scan_slice", "scan_stack"})
 # These touch only the part of their first operand that they read or write.
 _SPARSE = frozenset(
     {"gather", "dynamic_slice", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add"}
@@ -34,11 +39,14 @@ def work_seconds(
     strategies: Sequence[Strategy],
     machine: Machine,
     sizes: Mapping[str, int],
+    touched: Mapping[int, float] | None = None,
 ) -> list[float]:
-    """Seconds of all runs of a node in one step on one device, per strategy. primitive: of its first op."""
+    """Seconds of all runs of a node in one step on one device, per strategy. primitive: of its first op.
+    touched: see `touched_parts`."""
     if node.kind == "leaf" and not node.inputs:  # a batch is written into memory afresh for every step
         whole = graph.values[node.outputs[0].value].bytes
-        return [whole / _share(node, strategy, sizes) / machine.hbm_bandwidth for strategy in strategies]
+        rate = machine.hbm_bandwidth * machine.hbm_efficiency
+        return [whole / _share(node, strategy, sizes) / rate for strategy in strategies]
     if node.kind in ("leaf", "const", "copy") or primitive in _FREE:
         return [0.0] * len(strategies)
     ports = (*node.inputs, *node.outputs)
@@ -46,19 +54,33 @@ def work_seconds(
     useful = [1.0] * len(strategies)
     if primitive in MATMULS:
         peak *= machine.matmul_efficiency
-        useful = _useful_parts(node, strategies, machine.mxu_dim, sizes)
-    moved = _bytes_moved(node, primitive, graph, strategies, sizes)
+        useful = _useful_parts(node, strategies, machine, sizes)
+    if primitive in ATTENTION:
+        peak *= machine.attention_efficiency
+    moved = _bytes_moved(node, primitive, graph, strategies, sizes, touched or {})
     return [
         node.repeat
         * (
             machine.overhead_seconds
             + max(
                 node.flops / (_share(node, strategy, sizes) * peak * part),
-                count / machine.hbm_bandwidth,
+                count / (machine.hbm_bandwidth * machine.hbm_efficiency),
             )
         )
         for strategy, part, count in zip(strategies, useful, moved, strict=True)
     ]
+
+
+def touched_parts(ops: Iterable[Op], graph: Graph) -> dict[int, float]:
+    """The part of a value that one run of a node reads or writes, where that is not all of it: a loop takes
+    one slice of what it scans over, and writes one slice of what it stacks, an iteration."""
+    found: dict[int, float] = {}
+    for op in ops:
+        if op.primitive in _SCANNED:
+            value = op.operands[0] if op.primitive == "scan_slice" else op.results[0]
+            if value is not None:
+                found[value] = 1.0 / max(graph.values[value].shape[0], 1)
+    return found
 
 
 def _share(node: Node, strategy: Strategy, sizes: Mapping[str, int]) -> int:
@@ -66,7 +88,12 @@ def _share(node: Node, strategy: Strategy, sizes: Mapping[str, int]) -> int:
 
 
 def _bytes_moved(
-    node: Node, primitive: str, graph: Graph, strategies: Sequence[Strategy], sizes: Mapping[str, int]
+    node: Node,
+    primitive: str,
+    graph: Graph,
+    strategies: Sequence[Strategy],
+    sizes: Mapping[str, int],
+    touched: Mapping[int, float],
 ) -> list[float]:
     """Bytes read and written by one run on one device, per strategy."""
     sparse = primitive in _SPARSE
@@ -78,17 +105,18 @@ def _bytes_moved(
         *((p, spec_of, 1) for p in inputs),
         *((p, result_spec, 1 + sparse) for p in outputs),
     ):
-        whole = times * graph.values[port.value].bytes
+        whole = times * graph.values[port.value].bytes * touched.get(port.value, 1.0)
         for i, strategy in enumerate(strategies):
             totals[i] += whole / shares(spec(port.dims, strategy))
     return totals
 
 
 def _useful_parts(
-    node: Node, strategies: Sequence[Strategy], width: int, sizes: Mapping[str, int]
+    node: Node, strategies: Sequence[Strategy], machine: Machine, sizes: Mapping[str, int]
 ) -> list[float]:
-    """The part of a matmul unit's work that is not padding, per strategy. width: of the unit, 0 for none."""
-    if not width or len(node.inputs) < 2:
+    """The part of a matmul unit's work that is not padding or waiting, per strategy."""
+    width, cores = machine.mxu_dim, machine.multiprocessors
+    if not (width or cores) or len(node.inputs) < 2:
         return [1.0] * len(strategies)
     extents = dict(node.sizes)
     left, right = ({f for dim in port.dims for f in dim} for port in node.inputs[:2])
@@ -100,11 +128,21 @@ def _useful_parts(
     def part(strategy: Strategy) -> float:
         rows = extent(left - right - reduced, strategy)
         columns = extent(right - left - reduced, strategy)
+        if cores:
+            return _waves(rows, columns, extent((left & right) - reduced, strategy), cores)
         as_they_stand = _useful(rows, _SUBLANES) * _useful(columns, width)
         transposed = _useful(rows, width) * _useful(columns, _SUBLANES)
         return _useful(extent(reduced, strategy), width) * max(as_they_stand, transposed)
 
     return [part(strategy) for strategy in strategies]
+
+
+def _waves(rows: int, columns: int, batch: int, cores: int) -> float:
+    """The part of the multiprocessors' time that goes into tiles of the result. Where there are fewer tiles
+    than multiprocessors the contraction is cut too (split-K), and all have work."""
+    tiles = batch * math.ceil(rows / _TILE) * math.ceil(columns / _TILE)
+    waves = math.ceil(tiles / cores) if tiles > cores else tiles / cores
+    return _useful(rows, _TILE) * _useful(columns, _TILE) * tiles / (waves * cores)
 
 
 def _useful(extent: int, tile: int) -> float:

@@ -90,18 +90,21 @@ def _walked_together(graph: Graph) -> Classes[_Key]:
 
 
 def _contracted(graph: Graph, classes: Classes[_Key], labels: dict[_Key, str]) -> list[_Key]:
-    """Classes that a heavy op contracts with an operand that has no examples: a weight."""
+    """Classes that a heavy op contracts with an operand that has no examples: a weight. A batch of one leaves
+    no dim of examples to split; then their other dims tell."""
     found = []
+    walked = {labels.get(classes.find((op.id, factor))) for op in graph.ops for factor in op.rule.factors}
+    examples = SAMPLE if SAMPLE in walked else ATTRIBUTE
     for op in graph.ops:
         if op.light or not op.rule.reduced or len(op.rule.operands) < 2:
             continue
         seen = [
-            any(labels.get(classes.find((op.id, dim[0]))) == SAMPLE for dim in dims if dim)
+            any(labels.get(classes.find((op.id, dim[0]))) == examples for dim in dims if dim)
             for dims in op.rule.operands
         ]
         roots = [classes.find((op.id, f)) for f in op.rule.reduced]
         if not all(seen[:2]):
-            found += [root for root in roots if labels.get(root) != SAMPLE]
+            found += [root for root in roots if labels.get(root) != examples]
     return found
 
 

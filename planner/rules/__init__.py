@@ -6,10 +6,20 @@ Opaque primitives (pallas_call, shard_map, ffi_call, callbacks, custom_partition
 """
 
 from planner.graph.rule import Rule
-from planner.rules import contraction, control, elementwise, indexing, linalg, random, reduction, reshaping
+from planner.rules import (
+    attention,
+    contraction,
+    control,
+    elementwise,
+    indexing,
+    linalg,
+    random,
+    reduction,
+    reshaping,
+)
 from planner.rules.entry import Aval, Avals, Entry, Params, elements
 
-ROOMS = (contraction, control, elementwise, indexing, linalg, random, reduction, reshaping)
+ROOMS = (attention, contraction, control, elementwise, indexing, linalg, random, reduction, reshaping)
 TABLE: dict[str, Entry] = {name: entry for room in ROOMS for name, entry in sorted(room.TABLE.items())}
 
 __all__ = ["TABLE", "Aval", "flops_of", "is_light", "rule_of"]
