@@ -21,8 +21,8 @@ FORMS = "'tpu_v5p:4x4x4', 'tpu_v5e:16x16*2' (two slices), 'gpu_h100_sxm_80gb:4x8
 # reaches 0.90 (AI-Hypercomputer/accelerator-microbenchmarks), H100 0.80 (stas00/ml-engineering).
 ASSUMED_MATMUL_FRACTION = {"tpu": 0.90, "gpu": 0.80}
 # The part of the memory's bandwidth that long copies reach, for chips without a report of their own: TPU v6e
-# has 0.83 (AI-Hypercomputer/accelerator-microbenchmarks), A100 0.77 (PrincetonUniversity/LLMCompass), H100 0.94
-# (jax-ml/scaling-book).
+# has 0.83 (AI-Hypercomputer/accelerator-microbenchmarks), A100 0.77 (PrincetonUniversity/LLMCompass), H100
+# 0.94 (jax-ml/scaling-book).
 ASSUMED_HBM_FRACTION = 0.85
 # The part of the peak that an attention kernel reaches: FlashAttention-2 has 50 to 73% on A100 (arXiv
 # 2307.08691). Where a chip has no report of its own the lower end is taken.
@@ -181,7 +181,7 @@ def _machine(name: str, chip: Chip, shape: Shape, slices: int, topology: Topolog
         overhead_seconds=ASSUMED_OVERHEAD_S,
         hbm_efficiency=numbers.get("hbm_achieved_fraction", ASSUMED_HBM_FRACTION),
         attention_efficiency=numbers.get("attention_achieved_fraction", ASSUMED_ATTENTION_FRACTION),
-        multiprocessors=int(numbers.get("multiprocessors", 0)),
+        multiprocessors=int(numbers.get("multiprocessors_per_chip", 0)),
     )
 
 
