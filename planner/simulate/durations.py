@@ -8,6 +8,7 @@ two, and the shorter one's first part of n:   max(matmul, permutes) + min(matmul
 """
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Sequence
 
 from planner.cost.carried import behind
@@ -61,6 +62,7 @@ class Durations:
         }
         self.slows = tuple(policy.slowdown.get(kinds[name], 0.0) for name in self.wires)
         self.of_node: dict[tuple[int, int, float, float | None], Stages] = {}
+        self.shelves: dict[tuple[int, float], dict[int, Stages]] = defaultdict(dict)
         self.of_link: dict[tuple, Stages] = {}
         self.link_keys = [self._link_key(number) for number in range(len(coarse.links))]
 
@@ -75,6 +77,18 @@ class Durations:
         rounded = (link.user, link.into) in self.tables.rounded
         return id(made), id(read), value.bytes, value.dtype, row_of(value), port.repeat, rounded
 
+    def shelf(self, v: int, repeat: float) -> dict[int, Stages]:
+        """By strategy, the stages of a node that have been looked up; always empty where they depend on the
+        strategies of other nodes too."""
+        return self.shelves[id(self.tables.nodes[v]), repeat] if self.depends(v) == (v,) else {}
+
+    def depends(self, v: int) -> tuple[int, ...]:
+        """The nodes whose strategies have a part in the stages of a node."""
+        tables = self.tables
+        joined = (tables.joined[v],) if v in tables.joined else ()
+        carried = (tables.carried[v].link.user,) if v in tables.carried else ()
+        return (v, *joined, *carried)
+
     def node(self, v: int, choice: Sequence[int], repeat: float) -> Stages:
         """The work of a node and what finishes its sums. repeat: runs of its segment in a step."""
         table, c = self.tables.nodes[v], choice[v]
@@ -87,12 +101,14 @@ class Durations:
         if key not in self.of_node:
             sums = table.sums[c] if runs is None else behind(table.sums[c], runs) if runs else ()
             self.of_node[key] = self._node(table, c, sums, repeat)
+            if runs is None:
+                self.shelves[id(table), repeat][c] = self.of_node[key]
         return self.of_node[key]
 
     def _node(self, table: NodeTable, c: int, sums: Sequence[Transfer], repeat: float) -> Stages:
         work = ticks(float(table.work[c]) / repeat)
         plain = (Stage(work, work=work),) if work else ()
-        stages = [self._stage(one, repeat) for one in sums]
+        stages = [stage for one in sums if (stage := self._stage(one, repeat)).ticks]
         looped = [s for s in stages if s.what and s.what.kind == "reduce_scatter" and s.what.ring != 1.0]
         if not looped or not work:
             return (*plain, *stages)

@@ -9,8 +9,9 @@ it:
 
 What the moves of a lane and the work and sums of an item are, and how long they take, depends on the choice
 (`planner.simulate.durations`); items and lanes do not. A lane opens when its value is made, and not before
-its *gate* is passed: the matmul, or loop, that stands `ahead` such items before the reader. What a loop hands
-on to its next iteration, and what replaces an argument, has no reader; the segment ends when it is there.
+its *gate* is passed: the matmul, or loop, that stands `ahead` such items before the reader, nor does the
+reader run before. What a loop hands on to its next iteration, and what replaces an argument, has no reader;
+the segment ends when it is there.
 """
 
 import dataclasses
@@ -41,17 +42,23 @@ class Lane:
 @dataclasses.dataclass(frozen=True)
 class Segment:
     """nodes: of each item, its node, or -1 for a loop, which is then in `loops`. repeat: runs in a step;
-    trips: runs in one run of the segment around it. after: of each item, the lanes it makes; opens: the lanes
-    that its work lets open. waits: of each lane, what it waits for; needs: of each item, the lanes into
-    it."""
+    trips: runs in one run of the segment around it. after: of each item, (lane, reader) of what it makes;
+    opens: of each item, (item, lanes into it) of those that it is the gate of. unmade: the lanes without a
+    maker.
+
+    waits: of each lane, what it waits for if it has moves: its maker and its gate. needs: of each item, what
+    it waits for if no lane has moves: its makers and its gate.
+    """
 
     nodes: tuple[int, ...]
     loops: dict[int, "Segment"]
     repeat: float
     trips: float
     lanes: tuple[Lane, ...]
-    after: tuple[tuple[int, ...], ...]
-    opens: tuple[tuple[int, ...], ...]
+    gates: tuple[int, ...]
+    after: tuple[tuple[tuple[int, int], ...], ...]
+    opens: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
+    unmade: tuple[int, ...]
     waits: tuple[int, ...]
     needs: tuple[int, ...]
 
@@ -156,25 +163,31 @@ class _Tree:
             )
             for maker, reader, link, times in self._forward(found, number)
         ]
-        read = {lane.reader for lane in lanes}
-        lanes += [Lane(START, i, gates[i], -1, 0.0) for i in range(len(order)) if i not in read]
-        after: list[list[int]] = [[] for _ in order]
-        opens: list[list[int]] = [[] for _ in order]
+        after: list[list[tuple[int, int]]] = [[] for _ in order]
+        into: list[list[int]] = [[] for _ in order]
+        needs = [int(gate != START) for gate in gates]
         for i, lane in enumerate(lanes):
             if lane.maker != START:
-                after[lane.maker].append(i)
-            if lane.gate != START:
-                opens[lane.gate].append(i)
+                after[lane.maker].append((i, lane.reader))
+            if lane.reader != END:
+                into[lane.reader].append(i)
+                needs[lane.reader] += lane.maker != START
+        opens: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in order]
+        for item, gate in enumerate(gates):
+            if gate != START:
+                opens[gate].append((item, tuple(into[item])))
         return Segment(
             nodes=tuple(item if isinstance(item, int) else -1 for item in order),
             loops={number[i]: self.segment(i, ahead) for i in order if not isinstance(i, int)},
             repeat=repeat,
             trips=repeat / self.repeat[loop[:-1]],
             lanes=tuple(lanes),
+            gates=tuple(gates),
             after=tuple(map(tuple, after)),
             opens=tuple(map(tuple, opens)),
+            unmade=tuple(i for i, lane in enumerate(lanes) if lane.maker == START),
             waits=tuple((lane.maker != START) + (lane.gate != START) for lane in lanes),
-            needs=tuple(_counts((lane.reader for lane in lanes), len(order))),
+            needs=tuple(needs),
         )
 
     def _forward(self, lanes: Iterable[_Ends], number: dict[_Item, int]) -> Iterable[_Ends]:
@@ -193,14 +206,6 @@ class _Tree:
         """Whether it is there from the start: parameters and constants are, a batch is written first."""
         node = self.coarse.nodes[item] if isinstance(item, int) else None
         return node is not None and (node.kind == "const" or (node.kind == "leaf" and bool(node.inputs)))
-
-
-def _counts(numbers: Iterable[int], size: int) -> list[int]:
-    counts = [0] * size
-    for number in numbers:
-        if number >= 0:
-            counts[number] += 1
-    return counts
 
 
 def _in_order(members: dict[_Item, int], before: Sequence[tuple[_Item, _Item]]) -> list[_Item]:

@@ -16,8 +16,9 @@ from planner.cost.problem import usage_over_time
 from planner.cost.tables import Tables
 from planner.graph.coarsen import Coarse
 from planner.graph.graph import Graph
-from planner.simulate.durations import PICO, Durations, Stage, Stages
+from planner.simulate.durations import PICO, Durations, Stage
 from planner.simulate.engine import Engine
+from planner.simulate.lookup import Lookup
 from planner.simulate.policy import Policy, policy_of
 from planner.simulate.spans import COMPUTE, Interval, Naming, Ran, Span, busy, exposed, spans
 from planner.simulate.tasks import Segment, segments
@@ -60,40 +61,26 @@ class Simulator:
 
     def __init__(self, graph: Graph, coarse: Coarse, tables: Tables, policy: Policy | None = None) -> None:
         self.policy = policy or policy_of(tables.network.machine)
-        self.coarse, self.links = coarse, coarse.links
         self.durations = Durations(graph, coarse, tables, self.policy)
         self.root = segments(graph, coarse, self.policy.ahead)
         self.engines = {id(s): Engine(s, len(self.durations.wires)) for s in every(self.root)}
+        self.lookups = {id(s): Lookup(s, self.durations) for s in every(self.root)}
 
     def run(self, choice: Sequence[int], segment: Segment | None = None) -> Ran:
         """One run of a segment, or of the step."""
         segment = segment or self.root
         inside = {item: self.run(choice, loop) for item, loop in segment.loops.items()}
-        stages = self.stages(segment, choice, inside)
+        stages = self.lookups[id(segment)].all(choice, {item: self.loop(ran) for item, ran in inside.items()})
         return Ran(segment, stages, self.engines[id(segment)].run(stages), inside)
 
-    def stages(self, segment: Segment, choice: Sequence[int], inside: Mapping[int, Ran]) -> list[Stages]:
-        """Of the items, then of the lanes of a segment. inside: a run of each loop in it."""
-        repeat, links, durations = segment.repeat, self.links, self.durations
-        found = [
-            durations.node(v, choice, repeat) if v >= 0 else (self.loop(inside[item]),)
-            for item, v in enumerate(segment.nodes)
-        ]
-        for lane in segment.lanes:
-            link = links[lane.link]
-            moved = (
-                durations.link(lane.link, choice[link.maker], choice[link.user], repeat)
-                if lane.link >= 0
-                else ()
-            )
-            found.append(moved)
-        return found
-
     def loop(self, ran: Ran) -> Stage:
-        """All iterations as one stage; no collective of what is around them runs beside it."""
-        trips = ran.segment.trips
+        """All iterations of a loop as one stage."""
+        return self.iterations(ran.segment, ran.run.ticks, ran.run.work)
+
+    def iterations(self, loop: Segment, ticks: int, work: int) -> Stage:
+        """All iterations as one stage, beside which no collective runs. ticks, work: of one."""
         everything = tuple(range(len(self.durations.wires)))
-        return Stage(round(ran.run.ticks * trips), everything, work=round(ran.run.work * trips))
+        return Stage(round(ticks * loop.trips), everything, work=round(work * loop.trips))
 
     def seconds(self, choice: Sequence[int]) -> float:
         """Of a step."""
