@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from meshes.mesh import LogicalMesh
-from planner.cost.memory import peak_time
-from planner.cost.problem import Choice, usage_over_time
+from planner.cost.problem import Choice
+from planner.cost.scratchpad import main_peak
 from planner.cost.tables import Tables
 from planner.graph.coarsen import Coarse
 from planner.graph.graph import Graph
@@ -52,8 +52,8 @@ class Candidate:
             return False
         if self.choice.peak <= problem.usage_limit:
             return True
-        time = peak_time(problem, chosen, self.tables.network.machine.scratchpad_bytes)
-        return bool(usage_over_time(problem, chosen)[time] <= problem.usage_limit)
+        on_chip = self.tables.network.machine.scratchpad_bytes
+        return main_peak(problem, chosen, on_chip) <= problem.usage_limit
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.cost.carried import behind
-from planner.cost.memory import peak_time, stored_bytes
-from planner.cost.problem import usage_over_time
+from planner.cost.memory import stored_bytes
 from planner.cost.roofline import MATMULS
+from planner.cost.scratchpad import in_main_memory, main_peak, over_time
 from planner.cost.tables import Tables
 from planner.cost.traffic import Network, Transfer, finishes, moves, way_made
 from planner.graph.coarsen import Coarse, Link
@@ -173,34 +173,31 @@ _HELD_AS = {"parameter": "parameters", "moment": "optimizer state", "data": "bat
 
 
 def peak_bytes(decided: Decided) -> float:
-    """The most that is held in a device's memory at any time."""
-    problem = decided.tables.problem
-    return float(usage_over_time(problem, decided.choice)[_peak(decided)])
-
-
-def _peak(decided: Decided) -> int:
-    return peak_time(decided.tables.problem, decided.choice, decided.tables.network.machine.scratchpad_bytes)
+    """The most that is held in a device's main memory at any time."""
+    return main_peak(decided.tables.problem, decided.choice, decided.tables.network.machine.scratchpad_bytes)
 
 
 def memory_at_peak(decided: Decided, sorts: Mapping[int, Sort]) -> dict[str, float]:
     """Bytes per device by kind, at the time when most is held."""
-    problem, nodes = decided.tables.problem, decided.coarse.nodes
-    peak = _peak(decided)
+    problem = decided.tables.problem
+    main = in_main_memory(problem, decided.choice, decided.tables.network.machine.scratchpad_bytes)
+    peak = int(over_time(main, problem.horizon).argmax())
+    nodes = set(map(id, problem.node_usages))
     held: dict[str, float] = defaultdict(float)
-    for usage in problem.node_usages:
-        if usage.first <= peak < usage.last:
-            node = nodes[usage.of]
-            kind = _HELD_AS.get(sorts[node.id]) or (
-                "activations"
-                if sorts[node.id] == "activation" or _from_examples(node.labels, node)
-                else "gradients"
-            )
-            held[kind] += float(usage.bytes[decided.choice[usage.of]])
-    for usage in problem.edge_usages:
-        if usage.first <= peak < usage.last:
-            u, w = problem.edges[usage.of]
-            held["resharded copies"] += float(usage.bytes[decided.choice[u], decided.choice[w]])
+    for one in main:
+        if one.usage.first <= peak < one.usage.last:
+            copied = id(one.usage) not in nodes
+            held["resharded copies" if copied else _kind(decided, one.usage.of, sorts)] += one.bytes
     return {kind: count for kind, count in sorted(held.items()) if count}
+
+
+def _kind(decided: Decided, of: int, sorts: Mapping[int, Sort]) -> str:
+    """What a node's usage is called."""
+    node = decided.coarse.nodes[of]
+    if sorts[of] in _HELD_AS:
+        return _HELD_AS[sorts[of]]
+    ahead = sorts[of] == "activation" or _from_examples(node.labels, node)
+    return "activations" if ahead else "gradients"
 
 
 def _from_examples(labels: Sequence[tuple[str, str]], node) -> bool:

@@ -12,6 +12,7 @@ it is made until it is last read. Copies that are brought into another spec are 
 there.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.problem import Problem, Usage, usage_over_time
+from planner.cost.backend import rounded_reads
+from planner.cost.problem import Usage
 from planner.cost.traffic import Transfer
 from planner.graph.buffers import Interval
 from planner.graph.coarsen import Coarse, Node, Port
@@ -114,18 +116,6 @@ def _gathered(made: Specced, kept: Specced, sizes: Mapping[str, int]) -> Floats:
     return np.where(before > after, 1.0 / after, 0.0)
 
 
-def peak_time(problem: Problem, choice: Sequence[int], scratchpad_bytes: float) -> int:
-    """When most is held in a device's memory.
-
-    If all that a step makes on its way fits into the memory on the chip at once, that is at the end, when
-    only its arguments and results are there. If not, everything streams through the chip, what waits waits
-    outside, and nothing is taken off. scratchpad_bytes: of the memory on the chip.
-    """
-    over_time = usage_over_time(problem, list(choice))
-    peak, end = int(np.argmax(over_time)), len(over_time) - 1
-    return end if over_time[peak] - over_time[end] <= scratchpad_bytes else peak
-
-
 def stored_bytes(
     value: Value, spec: Spec, sizes: Mapping[str, int], kind: str, tiled: Pair | None = None
 ) -> float:
@@ -178,6 +168,7 @@ class _Usages:
         self.made = {value: i for i, op in enumerate(graph.ops) for value in op.results}
         self.position = {op.id: i for i, op in enumerate(graph.ops)}
         self.tiled = dims_in_tiles(graph) if kind == "tpu" else {}
+        self.values = _as_held(graph, kind)
         self.known: dict[tuple, Floats] = {}
 
     def of(self, coarse: Coarse) -> Iterator[Usage]:
@@ -247,7 +238,7 @@ class _Usages:
 
     def _some(self, node: Node, value: int, dims: Dims, times: Interval, where: Condition) -> Iterator[Usage]:
         """A usage under those strategies whose collectives meet a condition."""
-        table, made = self.tables[node.id], self.graph.values[value]
+        table, made = self.tables[node.id], self.values[value]
         key = (id(table), dims, made.shape, made.itemsize, self.tiled.get(value), where)
         if key not in self.known:
             needed = np.array([where(found) for found in table.sums])
@@ -257,12 +248,29 @@ class _Usages:
 
     def _bytes(self, node: Node, value: int, dims: Dims, spec: Spelled) -> Floats:
         """Of a value on one device, per strategy of its node."""
-        table, made, tiled = self.tables[node.id], self.graph.values[value], self.tiled.get(value)
+        table, made, tiled = self.tables[node.id], self.values[value], self.tiled.get(value)
         key = (id(table), dims, made.shape, made.itemsize, tiled, spec)
         if key not in self.known:
             specs = (spec(dims, s) for s in table.strategies)
             self.known[key] = np.array([stored_bytes(made, s, self.sizes, self.kind, tiled) for s in specs])
         return self.known[key]
+
+
+def _as_held(graph: Graph, kind: str) -> list[Value]:
+    """The values of a step as they lie in memory: what is only read to be rounded to bfloat16 is rounded when
+    it is written."""
+    rounded = rounded_reads(graph, kind)
+    narrow: dict[int, bool] = {}
+    for op in graph.ops:
+        for k, value in enumerate(op.operands):
+            if value is not None:
+                narrow[value] = narrow.get(value, True) and (op.id, k) in rounded
+    for leaf in (*graph.arguments, *graph.results):
+        narrow[leaf.value] = False
+    return [
+        dataclasses.replace(value, dtype="bfloat16", itemsize=2) if narrow.get(value.id) else value
+        for value in graph.values
+    ]
 
 
 def _is_looped(found: Sequence[Transfer]) -> bool:
