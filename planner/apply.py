@@ -18,7 +18,15 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from planner.errors import InputError, PlanFileError
-from planner.jax_compat import Traced, argument_names, auto_mesh, join, leaf_paths, named_sharding
+from planner.jax_compat import (
+    Traced,
+    argument_names,
+    auto_mesh,
+    join,
+    leaf_paths,
+    named_sharding,
+    state_partners,
+)
 from planner.plans import LeafPlan, Plan
 from planner.rewrite import rewrite
 
@@ -40,7 +48,7 @@ def apply(plan: Plan, traced: Traced, mesh: Mesh) -> "ShardedStep":
     places = tuple(named_sharding(mesh, leaf.spec) for leaf in plan.arguments)
     returns = [named_sharding(mesh, leaf.spec) for leaf in plan.results]
     out_shardings = jax.tree.unflatten(traced.out_tree, returns)
-    replay = jex.jaxpr_as_fun(rewrite(traced.closed_jaxpr, plan.sites, mesh))
+    replay = jex.jaxpr_as_fun(rewrite(traced.closed_jaxpr, plan.sites, mesh, _whole_weights(plan, traced)))
 
     def run(*leaves: Any) -> Any:
         return jax.tree.unflatten(traced.out_tree, [_strong(result) for result in replay(*leaves)])
@@ -56,6 +64,15 @@ def apply(plan: Plan, traced: Traced, mesh: Mesh) -> "ShardedStep":
         _slots=_slots(traced, arguments),
         _jitted=jax.jit(run, in_shardings=places, out_shardings=out_shardings, donate_argnums=traced.donated),
     )
+
+
+def _whole_weights(plan: Plan, traced: Traced) -> frozenset[tuple[int, ...]]:
+    """The shapes of matrices that every device of a TPU keeps whole, and the step replaces: copies of them in
+    another layout would be as large."""
+    if not plan.machine.startswith("tpu_"):
+        return frozenset()
+    kept = (plan.arguments[index] for index in state_partners(traced))
+    return frozenset(leaf.shape for leaf in kept if len(leaf.shape) == 2 and not any(leaf.spec))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,15 +4,20 @@ The program itself is not touched, but for jits inside it, which are written out
 parameters, source line and context, and each constraint is a copy of the equation jax itself builds for it.
 Constraints change no type, so every nested jaxpr stays valid where it is. The user's own constraints are
 taken out; they speak of another mesh.
+
+On a TPU a weight's gradient is laid out as the weight is: where the matmul makes it transposed, XLA would
+rather bring the weight and its moments into that layout, and the new ones back, which are whole copies of all
+of them.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 
 from planner.errors import PlanFileError
@@ -52,8 +57,8 @@ class _Scope:
 class _Constraints:
     """Makes constraint equations, from one template per spec and rank."""
 
-    def __init__(self, mesh: Mesh):
-        self.mesh = mesh
+    def __init__(self, mesh: Mesh, weights: Collection[tuple[int, ...]]):
+        self.mesh, self.weights = mesh, weights
         self.templates: dict[Spec, Any] = {}
 
     def equation(self, source: Any, spec: Spec, like: Any) -> Any:
@@ -67,9 +72,31 @@ class _Constraints:
         context = {} if like is None else {"source_info": like.source_info, "ctx": like.ctx}
         return self.templates[spec].replace(invars=[source], outvars=[jex.Var(source.aval)], **context)
 
+    def is_gradient(self, eqn: Any, makers: Mapping[Any, Any]) -> bool:
+        """Whether an equation turns a matmul's result round into the gradient of a weight. makers: the
+        equations of the same program by what they make."""
+        (result, *others), source = eqn.outvars, eqn.invars[0] if eqn.invars else None
+        if eqn.primitive.name != "transpose" or others or result.aval.shape not in self.weights:
+            return False
+        return not is_literal(source) and source in makers and makers[source].primitive.name == "dot_general"
 
-def rewrite(closed_jaxpr: Any, sites: Mapping[Site, Chain], mesh: Mesh) -> Any:
-    """The closed jaxpr with a chain of sharding constraints at every site.
+    def in_rows(self, source: Any, like: Any) -> Any:
+        """The equation that lays an array out in the order of its dims."""
+        struct = jax.ShapeDtypeStruct(source.aval.shape, source.aval.dtype)
+        rows = Layout(major_to_minor=tuple(range(len(struct.shape))))
+        (made,) = open_jaxpr(jax.make_jaxpr(lambda x: with_layout_constraint(x, rows))(struct)).eqns
+        context = {"source_info": like.source_info, "ctx": like.ctx}
+        return made.replace(invars=[source], outvars=[jex.Var(source.aval)], **context)
+
+
+def rewrite(
+    closed_jaxpr: Any,
+    sites: Mapping[Site, Chain],
+    mesh: Mesh,
+    weights: Collection[tuple[int, ...]] = (),
+) -> Any:
+    """The closed jaxpr with a chain of sharding constraints at every site. weights: shapes of what has its
+    gradient laid out as it lies itself.
 
     Of 'in' and 'out', all later uses see the constrained value; 'use' and 'ret' concern one place. Two uses
     of a value in one spec share one constrained value, and with it one gather, also where they stand in
@@ -78,7 +105,7 @@ def rewrite(closed_jaxpr: Any, sites: Mapping[Site, Chain], mesh: Mesh) -> Any:
     """
     scope = _scopes(sites)
     _check(closed_jaxpr, scope)
-    return _rewritten(closed_jaxpr, scope, _Constraints(mesh), {})
+    return _rewritten(closed_jaxpr, scope, _Constraints(mesh, weights), {})
 
 
 def _scopes(sites: Mapping[Site, Chain]) -> _Scope:
@@ -120,12 +147,16 @@ class _Body:
             return atom if is_literal(atom) else values.get(atom, atom)
 
         first = inner.eqns[0] if inner.eqns else jit
+        makers = {var: eqn for eqn in inner.eqns for var in eqn.outvars}
         for index, (var, atom) in enumerate(zip(inner.invars, operands, strict=True)):
             values[var] = self.constrain(atom, scope, ("in", -1, index), first, jit)
         for number, eqn in enumerate(inner.eqns):
             found = self.equation(eqn, [read(atom) for atom in eqn.invars], scope, number, jit)
             for index, (var, atom) in enumerate(zip(eqn.outvars, found, strict=True)):
                 values[var] = self.constrain(atom, scope, ("out", number, index), eqn, jit)
+            if self.constraints.is_gradient(eqn, makers):
+                self.eqns.append(self.constraints.in_rows(values[eqn.outvars[0]], self.eqns[-1]))
+                values[eqn.outvars[0]] = self.eqns[-1].outvars[0]
         last = inner.eqns[-1] if inner.eqns else jit
         return [
             self.constrain(read(atom), scope, ("ret", -1, index), last, jit)

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hand_plans import Sites, close, found_in, hand_plan, kinds, pin_by_shape, walk
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -268,6 +270,28 @@ def test_two_uses_in_one_spec_share_one_constraint(line: Mesh):
     sin, cos, tan = (eqn for eqn in new.eqns if eqn.primitive.name in ("sin", "cos", "tan"))
     assert sin.invars[0] is cos.invars[0]
     assert tan.invars[0] is new.eqns[0].outvars[0]
+
+
+def test_the_gradient_of_a_weight_is_laid_out_as_the_weight(line: Mesh):
+    """A matmul's own way makes it transposed; what has another shape, or is no matmul's, stays as it lies."""
+
+    def step(w: Any, v: Any, x: Any) -> Any:
+        return jax.grad(lambda w, v: jnp.sin((x @ w) @ v).sum(), argnums=(0, 1))(w, v)
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 4), (4, 6), (16, 8))]
+    traced = trace_step(step, args)
+
+    def laid(weights: Any) -> list[tuple[int, ...]]:
+        new = open_jaxpr(rewrite(traced.closed_jaxpr, {}, line, weights))
+        return [e.outvars[0].aval.shape for e in new.eqns if e.primitive.name == "layout_constraint"]
+
+    assert laid(()) == laid({(6, 4), (16, 8)}) == []
+    assert laid({(8, 4)}) == [(8, 4)]
+    assert sorted(laid({(8, 4), (4, 6)})) == [(4, 6), (8, 4)]
+    arrays = [jnp.asarray(np.random.default_rng(0).normal(size=arg.shape), jnp.float32) for arg in args]
+    new = jex.jaxpr_as_fun(rewrite(traced.closed_jaxpr, {}, line, {(8, 4), (4, 6)}))
+    for mine, theirs in zip(new(*arrays), step(*arrays), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
 
 def test_a_body_used_twice_may_be_planned_twice(line: Mesh):
