@@ -76,6 +76,11 @@ class Machine:
         return self.topology.devices
 
     @property
+    def cores(self) -> int:
+        """How many cores share the work of one device: 2 on TPU v4 and v5p, else 1."""
+        return int(self.chip.numbers.get("cores_per_chip", 1)) // self.chip.devices_per_chip or 1
+
+    @property
     def scratchpad_bytes(self) -> float:
         """Memory on the chip that a compiler keeps whole arrays in, of one device; 0 if there is none."""
         return self.chip.numbers.get("vmem_bytes", 0.0) / self.chip.devices_per_chip

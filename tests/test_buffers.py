@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from pipeline import graph_of
 from small_steps import f32
 
-from planner.graph.buffers import buffers
+from planner.graph.buffers import buffers, quotients
 
 
 def grad_of(loss):
@@ -114,3 +114,21 @@ def test_a_stack_has_its_memory_from_the_start_of_the_loop_and_a_carry_has_one_a
     assert inside not in found
     assert found[final][0] == graph.ops.index(carry)
     assert found[final][1] >= loop[-1]
+
+
+def test_the_rounded_weights_of_an_attention_are_quotients_and_those_that_are_not_rounded_are_not():
+    def loss(v, x):
+        exps = jnp.exp(x.astype(jnp.float32))
+        weights = (exps / exps.sum(-1, keepdims=True)).astype(x.dtype)
+        return (weights @ v).astype(jnp.float32).sum()
+
+    for dtype, count in ((jnp.bfloat16, 1), (jnp.float32, 0)):
+        args = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((32, 8), (64, 32))]
+        graph = graph_of(lambda v, x: jax.grad(loss, argnums=(0, 1))(v, x), *args)
+        found = quotients(graph)
+        assert len(found) == count
+        for value, (first, last) in found.items():
+            assert graph.values[value].shape == (64, 32)
+            assert graph.ops[first].primitive == "convert_element_type"
+            reads = [i for i, op in enumerate(graph.ops) if op.primitive == "dot_general"]
+            assert last == reads[-1]

@@ -62,11 +62,13 @@ class Tabled(Protocol):
     def outputs(self) -> Sequence[Specced]: ...
 
 
-def held_values(graph: Graph, coarse: Coarse, kind: str) -> dict[int, Interval]:
-    """The values that are arrays in memory on a kind of chip, each with its first and last position."""
+def held_values(graph: Graph, coarse: Coarse, kind: str, cores: int = 1) -> dict[int, Interval]:
+    """The values that are arrays in memory on a kind of chip, each with its first and last position. cores:
+    that share the work of a device."""
     replacing = {leaf.value for leaf in graph.results if leaf.partner is not None}
     if kind == "tpu":
-        return {value: held for value, held in coarse.fused.items() if value not in replacing}
+        found = coarse.fused | (coarse.quotients if cores > 1 else {})
+        return {value: held for value, held in found.items() if value not in replacing}
     ports = (port for node in coarse.nodes if node.kind in ("block", "op") for port in node.outputs)
     return {port.value: (port.first, port.last) for port in ports if port.value not in replacing}
 
@@ -77,10 +79,11 @@ def node_usages(
     tables: Sequence[Tabled],
     sizes: Mapping[str, int],
     kind: str,
+    cores: int,
 ) -> list[Usage]:
     """The usages of all nodes. tables: of each node, one for all nodes of a signature, so that their usages
-    share arrays. sizes: of the mesh axes. kind: of the chip."""
-    held = held_values(graph, coarse, kind)
+    share arrays. sizes: of the mesh axes. kind, cores: of the chip, see `held_values`."""
+    held = held_values(graph, coarse, kind, cores)
     return list(_Usages(graph, tables, held, sizes, kind).of(coarse))
 
 

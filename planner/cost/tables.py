@@ -141,7 +141,7 @@ class _Build:
                 *(self._joint(nodes[u], nodes[v]) for v, u in joined.items()),
                 *(self._carried(one, nodes) for one in carried.values()),
             ),
-            node_usages=tuple(node_usages(*everything)),
+            node_usages=tuple(node_usages(*everything, self.network.machine.cores)),
             edge_usages=(*edge_usages, *replaced_usages(*everything)),
             usage_limit=limit,
             horizon=len(self.graph.ops) + 1,

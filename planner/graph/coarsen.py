@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from planner.graph.blocks import Block, find_blocks, is_scalar
-from planner.graph.buffers import Interval, buffers
+from planner.graph.buffers import Interval, buffers, quotients
 from planner.graph.graph import Graph, Op, Path, Site
 from planner.graph.labels import NONE, label
 from planner.graph.rule import Dims
@@ -100,12 +100,14 @@ class Link:
 @dataclasses.dataclass(frozen=True)
 class Coarse:
     """The graph of nodes. home: for each value, the (node, output port) that fixes its spec; absent for
-    scalars. fused: what is in memory, and when, where the compiler fuses (`planner.graph.buffers`)."""
+    scalars. fused: what is in memory, and when, where the compiler fuses; quotients: what more is, where two
+    cores share a matmul (`planner.graph.buffers`)."""
 
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
     home: dict[int, tuple[int, int]]
     fused: dict[int, Interval]
+    quotients: dict[int, Interval]
 
 
 def coarsen(graph: Graph) -> Coarse:
@@ -351,7 +353,7 @@ class _Builder:
                 maker, out = (copy, 0) if copy is not None else self.home.get(port.value, (None, 0))
                 if maker is not None and maker != node.id:
                     links.append(Link(maker, out, node.id, k))
-        return Coarse(tuple(self.nodes), tuple(links), self.home, buffers(self.graph))
+        return Coarse(tuple(self.nodes), tuple(links), self.home, buffers(self.graph), quotients(self.graph))
 
 
 def _sums(block: Block) -> Iterable[Sum]:
