@@ -130,5 +130,5 @@ def test_the_rounded_weights_of_an_attention_are_quotients_and_those_that_are_no
         for value, (first, last) in found.items():
             assert graph.values[value].shape == (64, 32)
             assert graph.ops[first].primitive == "convert_element_type"
-            reads = [i for i, op in enumerate(graph.ops) if op.primitive == "dot_general"]
-            assert last == reads[-1]
+            assert graph.ops[last].primitive == "dot_general"
+            assert value in graph.ops[last].operands
