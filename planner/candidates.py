@@ -31,7 +31,7 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A choice on one mesh. scheme: '' for the free search. timing: None until `timed` has found it."""
+    """A choice on one mesh. scheme: '' for the free search. timing: None before `timed`."""
 
     scheme: str
     mesh: LogicalMesh
@@ -61,19 +61,21 @@ def best_of(candidates: Sequence[Candidate]) -> Candidate:
     return min(candidates, key=lambda c: (not c.fits, c.seconds if c.fits else c.choice.peak))
 
 
-def timed(graph: Graph, coarse: Coarse, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates with their timings; those that are not allowed have none."""
+def timed(simulator: Simulator, candidate: Candidate) -> Candidate:
+    """A candidate with its timing, if it is allowed. simulator: of its tables."""
+    if candidate.timing is not None or not math.isfinite(candidate.choice.cost):
+        return candidate
+    run = simulator.run(candidate.choice.choice).run
+    return dataclasses.replace(candidate, timing=Timing(run.ticks / PICO, run.work / PICO))
+
+
+def all_timed(graph: Graph, coarse: Coarse, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates with their timings, those of the same tables by one simulator."""
     simulators: dict[int, Simulator] = {}
-    found = []
-    for candidate in candidates:
-        tables = candidate.tables
-        if candidate.timing is None and math.isfinite(candidate.choice.cost):
-            if id(tables) not in simulators:
-                simulators[id(tables)] = Simulator(graph, coarse, tables)
-            run = simulators[id(tables)].run(candidate.choice.choice).run
-            candidate = dataclasses.replace(candidate, timing=Timing(run.ticks / PICO, run.work / PICO))
-        found.append(candidate)
-    return found
+    for tables in [candidate.tables for candidate in candidates]:
+        if id(tables) not in simulators:
+            simulators[id(tables)] = Simulator(graph, coarse, tables)
+    return [timed(simulators[id(candidate.tables)], candidate) for candidate in candidates]
 
 
 def scheme_rows(
@@ -117,7 +119,7 @@ def _absent(name: str, reason: str) -> SchemeRow:
 
 def _row(name: str, graph: Graph, coarse: Coarse, candidate: Candidate) -> SchemeRow:
     decided = Decided(graph, coarse, candidate.tables, candidate.choice.choice)
-    (candidate,) = timed(graph, coarse, [candidate])
+    (candidate,) = all_timed(graph, coarse, [candidate])
     timing = candidate.timing or Timing(math.inf, math.inf)
     return SchemeRow(
         scheme=name,

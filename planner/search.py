@@ -17,7 +17,7 @@ import numpy as np
 
 from meshes.machine import Machine
 from meshes.mesh import LogicalMesh
-from planner.candidates import Candidate, best_of, scheme_rows, timed
+from planner.candidates import Candidate, all_timed, best_of, scheme_rows
 from planner.cost.problem import Choice, Problem, least_peak
 from planner.cost.restrict import restrict, widen
 from planner.cost.tables import Pins, Tables, build
@@ -26,6 +26,7 @@ from planner.errors import InputError
 from planner.graph.coarsen import Coarse, Node
 from planner.graph.graph import Graph
 from planner.plans import SchemeRow
+from planner.refine import refined
 from planner.report.units import duration
 from planner.sharding import named
 from planner.sharding.pin import holds
@@ -38,6 +39,7 @@ _INTERRUPTED = "The search was interrupted; this is the best of what it had trie
 _EFFORT = {1: 1.0, 2: 1.5, 3: 12.0}  # of a mesh by its number of axes, about: measured on deep and wide steps
 # Of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will.
 _LIMITED_SHARE = 0.1
+_REFINING = 0.2  # of the time of the search, beyond it: for the best plan, by its timeline
 
 Progress = Callable[[str, float], None]  # what is being done, and which part of the whole is done
 
@@ -118,8 +120,12 @@ def search(
             f"There was no time for the meshes {names} in {duration(request.seconds)}; allow more with "
             "seconds=."
         )
-    candidates = timed(graph, coarse, candidates)
+    candidates = all_timed(graph, coarse, candidates)
     best = best_of(candidates)
+    if not request.schemes and _INTERRUPTED not in notes:
+        started = time.monotonic()
+        best = refined(graph, coarse, best, _REFINING * request.seconds, request.seed)
+        clock.spent["solve"] += time.monotonic() - started
     tried = [mesh for mesh in meshes if mesh not in untried]
     rows = scheme_rows(graph, coarse, candidates, best, tried, untried, request.schemes)
     bounds = [c.choice.lower_bound for c in candidates if not c.scheme or request.schemes]

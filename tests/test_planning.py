@@ -241,7 +241,9 @@ def test_the_gradient_is_what_data_parallelism_sends(linear):
 def test_a_plan_says_what_its_choice_costs(mesh):
     plan = planner.plan(adam_step, *adam_args(), machine=MACHINE, mesh=MESHES[mesh])
     assert plan.step_seconds == pytest.approx(plan.compute_seconds + plan.exposed_seconds)
-    assert plan.exposed_seconds == pytest.approx(sum(c.seconds * c.times for c in plan.collectives))
+    spent = sum(c.seconds * c.times for c in plan.collectives)
+    assert 0 <= plan.exposed_seconds <= spent
+    assert plan.summed_seconds == pytest.approx(plan.compute_seconds + spent)
     assert plan.wire_bytes == pytest.approx(sum(c.wire_bytes * c.times for c in plan.collectives))
     assert plan.peak_bytes == pytest.approx(sum(plan.memory.values()))
     assert plan.lower_bound_seconds <= plan.summed_seconds

@@ -145,7 +145,7 @@ def test_the_best_candidate_is_the_choice_it_says():
     problem, choice = found.best.tables.problem, found.best.choice
     assert cost_of(problem, choice.choice) == pytest.approx(choice.cost)
     assert peak_of(problem, choice.choice) == pytest.approx(choice.peak)
-    assert found.rows[0].step_seconds == pytest.approx(choice.cost)
+    assert found.rows[0].step_seconds == found.best.seconds <= choice.cost * (1 + 1e-6)
     assert set(found.seconds) == {"cost", "solve"}
 
 

@@ -48,15 +48,23 @@ class Naming:
         self.ops = {op.id: op for op in graph.ops}
         self.source = {value: op.source for op in graph.ops for value in op.results}
 
-    def span(self, start: float, seconds: float, stage: Stage, node: int) -> Span:
-        """Of a stage. node: whose it is, -1 for a lane."""
-        streams = tuple(self.wires[wire] for wire in stage.wires)
-        if stage.what is not None and not stage.work:
-            value = stage.what.value
-            axes = ", ".join(stage.what.axes)
-            name, source = self.graph.values[value].name, self.source.get(value, "")
-            return Span(streams, start, seconds, f"{stage.what.kind} over {axes}", name, source)
+    def moved(self, link: int, start: float, seconds: float, stage: Stage) -> Span:
+        """Of a collective that brings the value of a link."""
+        user = self.coarse.links[link]
+        return self._collective(start, seconds, stage, self.coarse.nodes[user.user].inputs[user.into].value)
+
+    def _collective(self, start: float, seconds: float, stage: Stage, value: int) -> Span:
+        assert stage.what is not None, "a collective"
+        streams, what = tuple(self.wires[wire] for wire in stage.wires), stage.what
+        name, source = self.graph.values[value].name, self.source.get(value, "")
+        return Span(streams, start, seconds, f"{what.kind} over {', '.join(what.axes)}", name, source)
+
+    def done(self, node: int, start: float, seconds: float, stage: Stage) -> Span:
+        """Of the work of a node, or of a collective that finishes it."""
         found = self.coarse.nodes[node]
+        if stage.what is not None and not stage.work:
+            value = found.sums[0].value if found.sums else stage.what.value
+            return self._collective(start, seconds, stage, value)
         name = self.graph.values[found.outputs[0].value].name if found.outputs else ""
         if not found.ops:
             return Span((COMPUTE,), start, seconds, "write", name, "", found.position)
@@ -64,6 +72,7 @@ class Naming:
         what = op.primitive if count == 1 else f"{count} fused ops"
         if stage.what is not None:
             what += f" in a loop with its {stage.what.kind} over {', '.join(stage.what.axes)}"
+        streams = (self.wires[wire] for wire in stage.wires)
         return Span((COMPUTE, *streams), start, seconds, what, name, op.source, found.position)
 
 
@@ -81,8 +90,11 @@ def spans(ran: Ran, naming: Naming, offset: int = 0) -> Iterator[Span]:
                 seconds = (offset + end - begun) / PICO
                 yield Span((COMPUTE,), begun / PICO, seconds, f"{left} more iterations", "", "")
         else:
-            node = nodes[program] if program < len(nodes) else -1
-            yield naming.span(start / PICO, (end - begin) / PICO, stage, node)
+            times = start / PICO, (end - begin) / PICO
+            if program < len(nodes):
+                yield naming.done(nodes[program], *times, stage)
+            else:
+                yield naming.moved(ran.segment.lanes[program - len(nodes)].link, *times, stage)
 
 
 def _shown(ran: Ran) -> int:
