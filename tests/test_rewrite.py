@@ -273,12 +273,17 @@ def test_two_uses_in_one_spec_share_one_constraint(line: Mesh):
 
 
 def test_the_gradient_of_a_weight_is_laid_out_as_the_weight(line: Mesh):
-    """A matmul's own way makes it transposed; what has another shape, or is no matmul's, stays as it lies."""
+    """A matmul makes it transposed. What has another shape stays as it lies, and so do gradients that are
+    added up: that of a matrix which is used twice."""
 
-    def step(w: Any, v: Any, x: Any) -> Any:
-        return jax.grad(lambda w, v: jnp.sin((x @ w) @ v).sum(), argnums=(0, 1))(w, v)
+    def step(w: Any, v: Any, twice: Any, x: Any) -> Any:
+        def loss(w: Any, v: Any, twice: Any) -> Any:
+            return jnp.sin(x @ twice @ twice @ w @ v).sum()
 
-    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 4), (4, 6), (16, 8))]
+        return jax.grad(loss, argnums=(0, 1, 2))(w, v, twice)
+
+    shapes = (8, 4), (4, 6), (8, 8), (16, 8)
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     traced = trace_step(step, args)
 
     def laid(weights: Any) -> list[tuple[int, ...]]:
@@ -287,7 +292,7 @@ def test_the_gradient_of_a_weight_is_laid_out_as_the_weight(line: Mesh):
 
     assert laid(()) == laid({(6, 4), (16, 8)}) == []
     assert laid({(8, 4)}) == [(8, 4)]
-    assert sorted(laid({(8, 4), (4, 6)})) == [(4, 6), (8, 4)]
+    assert sorted(laid({(8, 4), (4, 6), (8, 8)})) == [(4, 6), (8, 4)]
     arrays = [jnp.asarray(np.random.default_rng(0).normal(size=arg.shape), jnp.float32) for arg in args]
     new = jex.jaxpr_as_fun(rewrite(traced.closed_jaxpr, {}, line, {(8, 4), (4, 6)}))
     for mine, theirs in zip(new(*arrays), step(*arrays), strict=True):
