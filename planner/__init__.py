@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from planner.api import compare, plan, plan_and_shard, verify
     from planner.apply import ShardedStep
+    from planner.opaque import with_rule
     from planner.placed import pins_of
     from planner.plans import Plan, load
     from planner.verdict import Verification
@@ -23,6 +24,7 @@ __all__ = [
     "plan",
     "plan_and_shard",
     "verify",
+    "with_rule",
 ]
 
 _HOME = {
@@ -35,6 +37,7 @@ _HOME = {
     "plan": "planner.api",
     "plan_and_shard": "planner.api",
     "verify": "planner.api",
+    "with_rule": "planner.opaque",
 }
 
 

@@ -43,6 +43,7 @@ def plan(
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] | None = None,
     pins: Mapping[str, Any] | None = None,
+    rules: Mapping[str, str] | None = None,
     schemes: Sequence[str] | None = None,
     memory_fraction: float = 0.9,
     solver: str = "auto",
@@ -56,11 +57,11 @@ def plan(
 
     args: arrays or ShapeDtypeStructs, in any pytrees. machine: "tpu_v5e:4x4", or this process' devices. mesh:
     fix the logical mesh (axis sizes, or a jax Mesh) instead of searching. pins: pattern of paths, lines or
-    checkpoint names -> PartitionSpec, or text that fixes a part of one (see `planner.pins`). schemes: stay
-    inside these named schemes. memory_fraction: of a device's memory, the part a plan may use. seconds: time
-    limit of the search. start: a plan of a similar step, whose specs the search begins with. problem_file:
-    where to save the problem of the final mesh, in picoseconds and bytes, for other solvers
-    (`planner.cost.contest`).
+    checkpoint names -> PartitionSpec, or text that fixes a part of one (see `planner.pins`). rules: name
+    of a primitive -> line that says how it splits (see `planner.opaque`). schemes: stay inside these named
+    schemes. memory_fraction: of a device's memory, the part a plan may use. seconds: time limit of the
+    search. start: a plan of a similar step, whose specs the search begins with. problem_file: where to save
+    the problem of the final mesh, in picoseconds and bytes, for other solvers (`planner.cost.contest`).
 
     Raises InputError, PinError, TraceError for bad input; InfeasibleError if nothing fits the memory.
     """
@@ -71,7 +72,7 @@ def plan(
     meshes = _meshes(target, mesh, start)
     started = time.monotonic()
     report("walking the step", 0.0)
-    traced = trace_step(train_step, args, static_argnums, donate_argnums)
+    traced = trace_step(train_step, args, static_argnums, donate_argnums, mesh=mesh, rules=rules)
     graph = build_graph(traced)
     check_batch(graph, target, fixed=mesh is not None)
     walked = time.monotonic()
@@ -111,10 +112,12 @@ def plan_and_shard(
     given = plan
     if plan is None:
         plan = _make_plan(train_step, *args, **keywords)
-    traced = trace_step(train_step, args, keywords.get("static_argnums"), keywords.get("donate_argnums"))
+    given_mesh, given_rules = keywords.get("mesh"), keywords.get("rules")
+    positions = keywords.get("static_argnums"), keywords.get("donate_argnums")
+    traced = trace_step(train_step, args, *positions, mesh=given_mesh or plan.mesh, rules=given_rules)
     if given is not None:
         check_same_step(plan, planning.fingerprint(build_graph(traced)))
-    return apply(plan, traced, _device_mesh(plan, keywords.get("mesh")))
+    return apply(plan, traced, _device_mesh(plan, given_mesh))
 
 
 def _device_mesh(plan: Plan, given: Mesh | None) -> Any:
@@ -137,6 +140,7 @@ def verify(
     *args: Any,
     static_argnums: int | Sequence[int] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
+    rules: Mapping[str, str] | None = None,
 ) -> Verification:
     """Compiles the planned step and holds the program against the plan; nothing is run.
 
@@ -144,7 +148,7 @@ def verify(
     the TPU compiler (the extra `tpu`). Raises PlanFileError if the plan was made for another step, InputError
     where there is nothing to compile with.
     """
-    traced = trace_step(train_step, args, static_argnums, donate_argnums)
+    traced = trace_step(train_step, args, static_argnums, donate_argnums, mesh=plan.mesh, rules=rules)
     graph = build_graph(traced)
     check_same_step(plan, planning.fingerprint(graph))
     machine = load_machine(plan.machine)
@@ -161,11 +165,9 @@ def _machine(given: str | Machine | None) -> Machine:
 
 def _meshes(machine: Machine, fixed: Mesh | None, start: Plan | None) -> tuple[LogicalMesh, ...]:
     """The meshes to search: that of the plan to start from comes first."""
-    if fixed is None and start is None:
-        return preferred_meshes(machine)
-    if fixed is None and start is not None:
-        first = mesh_of(machine, start.mesh)
-        return tuple(dict.fromkeys((first, *preferred_meshes(machine))))
+    if fixed is None:
+        first = (mesh_of(machine, start.mesh),) if start else ()
+        return tuple(dict.fromkeys((*first, *preferred_meshes(machine))))
     return (mesh_of(machine, fixed if isinstance(fixed, Mapping) else logical_of(fixed)),)
 
 

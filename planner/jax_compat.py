@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from planner.errors import InputError, TraceError
 from planner.sharding.spec import Spec
@@ -73,6 +73,11 @@ def scan_counts(eqn: Any) -> tuple[int, int]:
     scanned = sum(len(outer.aval.shape) != len(inner.aval.shape) for outer, inner in into)
     carried = sum(len(outer.aval.shape) == len(inner.aval.shape) for outer, inner in back)
     return len(eqn.invars) - scanned - carried, carried
+
+
+def scan_length(eqn: Any) -> int:
+    """How often the bodies of an equation run each time that it does."""
+    return eqn.params["length"] if eqn.primitive.name == "scan" else 1
 
 
 def with_bodies(eqn: Any, bodies: Mapping[tuple[str, int | None], Any]) -> dict[str, Any]:
@@ -171,7 +176,8 @@ class Traced:
 
     in_tree: structure of the tuple of dynamic arguments; out_tree: of the result. arguments, results: one
     ShapeDtypeStruct per flattened leaf. names: of the dynamic arguments. statics: (position, value) of the
-    arguments that are part of the program. donated: flat indices of the leaves the step may overwrite.
+    arguments that are part of the program. donated: flat indices of the leaves the step may overwrite. rules:
+    of primitives that the user knows.
     """
 
     fn: Callable[..., Any]
@@ -183,6 +189,7 @@ class Traced:
     names: tuple[str, ...]
     statics: tuple[tuple[int, Any], ...]
     donated: tuple[int, ...]
+    rules: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def trace_step(
@@ -190,12 +197,15 @@ def trace_step(
     args: Sequence[Any],
     static_argnums: int | Sequence[int] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
+    *,
+    mesh: Any = None,
+    rules: Mapping[str, str] | None = None,
 ) -> Traced:
     """Trace `fn(*args)`; args are arrays, numbers or ShapeDtypeStructs in any pytree.
 
     A step that is already jitted keeps its own static and donated arguments, unless others are given. Any
     other step donates its state: the arguments that a result replaces. Positions count all arguments, as in
-    `jax.jit`.
+    `jax.jit`. mesh: axis sizes, or a Mesh, for a step that needs one while it is traced. rules: kept.
     Raises TraceError if jax cannot trace it, InputError for positions that do not exist.
     """
     jitted = hasattr(fn, "trace") and hasattr(fn, "lower")
@@ -203,7 +213,7 @@ def trace_step(
     donate = _positions(donate_argnums, len(args), "donate_argnums")
     program = fn if jitted else jax.jit(fn, static_argnums=given or ())
     bare = [arg if given and index in given else _bare(arg) for index, arg in enumerate(args)]
-    traced, closed = _trace(program, bare, fn)
+    traced, closed = _trace(program, bare, fn, mesh)
     in_tree = traced.in_tree.children()[0]
     statics = _static_positions(fn, bare, traced.args_info[0], given)
     dynamic = [index for index in range(len(args)) if index not in statics]
@@ -218,6 +228,7 @@ def trace_step(
         names=tuple(argument_names(fn, len(args))[index] for index in dynamic),
         statics=tuple((index, args[index]) for index in statics),
         donated=(),
+        rules=rules or {},
     )
     if donate is None:
         flat = tuple(traced.donate_argnums) if jitted else tuple(sorted(state_partners(held)))
@@ -226,47 +237,73 @@ def trace_step(
     return dataclasses.replace(held, donated=flat)
 
 
-def _trace(program: Any, args: list[Any], fn: Callable[..., Any]) -> tuple[Any, Any]:
+def _trace(program: Any, args: list[Any], fn: Callable[..., Any], given: Any) -> tuple[Any, Any]:
     """jax's own trace and its closed jaxpr, free of any mesh that surrounds the call.
 
-    A step that names the axes of the surrounding mesh needs that mesh, with Auto axes; it is erased
-    afterwards.
+    A step that names the axes of a mesh needs the one that is given, or that surrounds the call, with Auto
+    axes; it is erased afterwards.
     """
     surrounding = jax.sharding.get_mesh()
     nowhere = Mesh(np.empty((), dtype=object), ())
+    around: list[Any] = [jax.set_mesh(nowhere)]
+    if given:
+        around.append(jax.sharding.use_abstract_mesh(_abstract(given)))
+    if not surrounding.empty:
+        around.append(jax.set_mesh(auto_mesh(surrounding)))
     failure: Exception | None = None
-    for mesh in [nowhere] if surrounding.empty else [nowhere, auto_mesh(surrounding)]:
+    for place, mesh in enumerate(around):
         try:
-            with jax.set_mesh(mesh):
+            with mesh:
                 traced = program.trace(*args)
-            return traced, traced.jaxpr if mesh.empty else _without_mesh(traced.jaxpr, nowhere)
+            return traced, _without_mesh(traced.jaxpr, nowhere) if place else traced.jaxpr
         except Exception as error:  # whatever the user's code raises while it is traced
             failure = failure or error
+            if place and _needs_mesh(failure):
+                failure = error
     name = getattr(fn, "__name__", type(fn).__name__)
     lines = str(failure).strip().splitlines()
     first = lines[0].rstrip(".") if lines else "no message"
+    if len(around) == 1 and _needs_mesh(failure):
+        raise TraceError(
+            f"The step {name} needs a mesh while it is traced: {first}. "
+            "Say which with mesh=, like {'data': 4, 'model': 2}."
+        ) from failure
     raise TraceError(
         f"The step {name} cannot be traced: {type(failure).__name__}: {first}. Make jax.jit({name}) trace "
         f"with these arguments first; Python values that steer the program belong in static_argnums."
     ) from failure
 
 
-def _without_mesh(jaxpr: Any, nowhere: Mesh) -> Any:
-    """The same jaxpr with no equation tied to the mesh it was traced under.
+def _needs_mesh(failure: Exception | None) -> bool:
+    """Whether it says that there is no mesh, in jax's words."""
+    said = str(failure)
+    return "context mesh" in said or "non-empty mesh" in said or "unbound axis name" in said
 
-    Only the context of equations that saw a mesh is replaced, by that of one traced without: jax has no
-    public way to change one field of a context.
-    """
+
+def _abstract(mesh: Any) -> AbstractMesh:
+    """A mesh of these axes, all Auto, without devices."""
+    sizes = dict(mesh) if isinstance(mesh, Mapping) else dict(mesh.shape)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def _without_mesh(jaxpr: Any, nowhere: Mesh) -> Any:
+    """The same jaxpr with no equation tied to the mesh it was traced under: with the context of one traced
+    without, because jax has no public way to change one field of a context."""
     with jax.set_mesh(nowhere):
         plain = open_jaxpr(jax.make_jaxpr(lambda x: x + x)(0)).eqns[0].ctx
+    return in_context(jaxpr, plain, nowhere)
+
+
+def in_context(jaxpr: Any, context: Any, mesh: Mesh) -> Any:
+    """The same jaxpr with every equation that saw a mesh in another context, the one on `mesh`."""
     inner = open_jaxpr(jaxpr)
     eqns: list[Any] = []
     for eqn in inner.eqns:
-        bodies = {(name, index): _without_mesh(body, nowhere) for name, index, body in sub_jaxprs(eqn)}
+        bodies = {(name, index): in_context(body, context, mesh) for name, index, body in sub_jaxprs(eqn)}
         params = with_bodies(eqn, bodies)
         if isinstance(params.get("ctx_mesh"), Mesh):
-            params = {**params, "ctx_mesh": nowhere}
-        eqns.append(eqn.replace(params=params, ctx=eqn.ctx if eqn.ctx.cur_abstract_mesh.empty else plain))
+            params = {**params, "ctx_mesh": mesh}
+        eqns.append(eqn.replace(params=params, ctx=eqn.ctx if eqn.ctx.cur_abstract_mesh.empty else context))
     return close_jaxpr(inner.replace(eqns=eqns), jaxpr)
 
 

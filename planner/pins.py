@@ -24,6 +24,7 @@ from planner.sharding.spec import show as show_spec
 from planner.sharding.strategy import result_spec
 
 _FORMS = "give a PartitionSpec of axis names, such as P('x', None), or text: 'P(x, ?)', 'x@0' or '!x'."
+_NO_VALUE = -1  # of what concerns the factors of an op, and no value of its own
 _SHOWN = 4  # of the specs that a value may have
 
 
@@ -92,7 +93,31 @@ def pinned_nodes(graph: Graph, coarse: Coarse, pins: Mapping[str, Any]) -> Pins:
                     f"The pin {pattern!r} = {show(pin)} splits {graph.values[value].name}, which is a single "
                     "element. Leave it out of the pin."
                 )
-    return {node: tuple(several.values()) for node, several in held.items()}
+    found = {node: tuple(several.values()) for node, several in held.items()}
+    for node, tied in _regions(graph, coarse):
+        found[node] = (*found.get(node, ()), tied)
+    return found
+
+
+def _regions(graph: Graph, coarse: Coarse) -> Iterator[tuple[int, Held]]:
+    """What code for one device of a mesh asks of its node: that its axes split their factors."""
+    ops = {op.id: op for op in graph.ops if op.inside}
+    for node in coarse.nodes if ops else ():
+        op = ops.get(node.ops[0]) if len(node.ops) == 1 else None
+        if op is not None and op.inside is not None and op.inside.tied:
+            ours: dict[str, str] = {}
+            for ports, values, rule in (
+                (node.inputs, op.operands, op.rule.operands),
+                (node.outputs, op.results, op.rule.results),
+            ):
+                of = {port.value: port.dims for port in ports}
+                for value, dims in zip(values, rule, strict=True):
+                    named = of.get(value, ()) if value is not None else ()
+                    ours.update((a[0], b[0]) for a, b in zip(dims, named, strict=False) if a and b)
+            tied = [(ours[factor], axes) for factor, axes in op.inside.tied if factor in ours]
+            dims = tuple((factor,) for factor, _ in tied)
+            spec = tuple(axes for _, axes in tied)
+            yield node.id, Held(dims, Pin(spec), _NO_VALUE, f"the shard_map at {op.source}")
 
 
 def specs_held(plan: Plan, graph: Graph, coarse: Coarse) -> Pins:
@@ -172,9 +197,17 @@ def usable_meshes(
 
 def _pin_problem(mesh: LogicalMesh, graph: Graph, coarse: Coarse, pins: Pins) -> str:
     """Why a pin cannot hold on a mesh, '' if all can."""
+    for op in graph.ops:
+        if op.inside and any(mesh.sizes.get(axis) != size for axis, size in op.inside.mesh):
+            sizes = dict(op.inside.mesh)
+            return (
+                f"The step has a shard_map over {', '.join(f'{a}={n}' for a, n in sizes.items())} at "
+                f"{op.source or 'an unknown line'}, but the mesh is {mesh}. Fix the mesh that it is written "
+                f"for: mesh={sizes}."
+            )
     for node, several in pins.items():
         for held in several:
-            said = _misfit(mesh, graph, held)
+            said = "" if held.value == _NO_VALUE else _misfit(mesh, graph, held)
             if said:
                 return said
         if not held_strategies(coarse.nodes[node], several, mesh.sizes):

@@ -67,7 +67,7 @@ def _names(box: Any) -> tuple[Sequence[Any] | None, bool, list[tuple[str, Any]]]
         return box.names, hasattr(box, "rules"), list(getattr(box, "rules", None) or ())
     metadata = box.get_metadata()
     found = next((metadata[key] for key in _NNX_NAMES if metadata.get(key) is not None), None)
-    found = found.spec if isinstance(found, NamedSharding) else found
+    found = tuple(found.spec) if isinstance(found, NamedSharding) else found
     return found, False, list(metadata.get("sharding_rules") or ())
 
 

@@ -13,7 +13,7 @@ from planner.cost.scratchpad import in_main_memory, main_peak, over_time
 from planner.cost.tables import Tables
 from planner.cost.traffic import Network, Transfer, finishes, moves, way_made
 from planner.graph.coarsen import Coarse, Link
-from planner.graph.graph import Graph, Path, Site
+from planner.graph.graph import WITH_RULE, Graph, Path, Site
 from planner.graph.labels import SAMPLE
 from planner.graph.notation import show as show_rule
 from planner.plans import Collective, LeafPlan
@@ -81,9 +81,16 @@ def sites(decided: Decided) -> dict[Site, tuple[Spec, ...]]:
             if any(network.reshard(copied, read)) or any(network.reshard(made, read)):
                 way, made = _way(made, copied, network), copied
         way += _way(made, read, network)
+        if not way and _has_own_rule(decided, link, primitive):
+            way = (read,)  # what its parts look like is said at its uses
         if way:
             found.update((site, way) for site in nodes[link.user].inputs[link.into].uses)
     return found | dict(_other_uses(decided, found))
+
+
+def _has_own_rule(decided: Decided, link: Link, primitive: Mapping[int, str]) -> bool:
+    ops = decided.coarse.nodes[link.user].ops
+    return bool(ops) and primitive[ops[0]] == WITH_RULE
 
 
 def _other_uses(

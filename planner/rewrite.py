@@ -11,7 +11,7 @@ of them.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 
 from planner.errors import PlanFileError
-from planner.graph.graph import Path, Site
+from planner.graph.graph import WITH_RULE, Path, Site
 from planner.jax_compat import (
     body_in_place,
     close_jaxpr,
@@ -34,7 +34,8 @@ from planner.jax_compat import (
     unplaced,
     with_bodies,
 )
-from planner.sharding.spec import Spec, show
+from planner.opaque import on_mesh, on_parts, on_whole
+from planner.sharding.spec import Spec, replicated, show
 
 Chain = tuple[Spec, ...]
 Place = tuple[str, int, int]  # kind, equation (-1 for 'in' and 'ret'), index
@@ -72,13 +73,19 @@ class _Constraints:
         context = {} if like is None else {"source_info": like.source_info, "ctx": like.ctx}
         return self.templates[spec].replace(invars=[source], outvars=[jex.Var(source.aval)], **context)
 
-    def is_gradient(self, eqn: Any, makers: Mapping[Any, Any]) -> bool:
-        """Whether an equation turns a matmul's result round into the gradient of a weight. makers: the
-        equations of the same program by what they make."""
-        (result, *others), source = eqn.outvars, eqn.invars[0] if eqn.invars else None
-        if eqn.primitive.name != "transpose" or others or result.aval.shape not in self.weights:
-            return False
-        return not is_literal(source) and source in makers and makers[source].primitive.name == "dot_general"
+    def gradients(self, eqns: Sequence[Any]) -> set[int]:
+        """The equations, by number, that turn a matmul's result round into the gradient of a weight; not
+        where it is added to another one, because sums that are finished together come in any layout."""
+        made = {var: eqn.primitive.name for eqn in eqns for var in eqn.outvars}
+        added = {id(atom) for eqn in eqns if eqn.primitive.name == "add_any" for atom in eqn.invars}
+
+        def turns(eqn: Any) -> bool:
+            if eqn.primitive.name != "transpose" or eqn.outvars[0].aval.shape not in self.weights:
+                return False
+            (source,), (result,) = eqn.invars, eqn.outvars
+            return not is_literal(source) and made.get(source) == "dot_general" and id(result) not in added
+
+        return {number for number, eqn in enumerate(eqns) if turns(eqn)}
 
     def in_rows(self, source: Any, like: Any) -> Any:
         """The equation that lays an array out in the order of its dims."""
@@ -147,14 +154,14 @@ class _Body:
             return atom if is_literal(atom) else values.get(atom, atom)
 
         first = inner.eqns[0] if inner.eqns else jit
-        makers = {var: eqn for eqn in inner.eqns for var in eqn.outvars}
+        turned = self.constraints.gradients(inner.eqns)
         for index, (var, atom) in enumerate(zip(inner.invars, operands, strict=True)):
             values[var] = self.constrain(atom, scope, ("in", -1, index), first, jit)
         for number, eqn in enumerate(inner.eqns):
             found = self.equation(eqn, [read(atom) for atom in eqn.invars], scope, number, jit)
             for index, (var, atom) in enumerate(zip(eqn.outvars, found, strict=True)):
                 values[var] = self.constrain(atom, scope, ("out", number, index), eqn, jit)
-            if self.constraints.is_gradient(eqn, makers):
+            if number in turned:
                 self.eqns.append(self.constraints.in_rows(values[eqn.outvars[0]], self.eqns[-1]))
                 values[eqn.outvars[0]] = self.eqns[-1].outvars[0]
         last = inner.eqns[-1] if inner.eqns else jit
@@ -184,10 +191,20 @@ class _Body:
         }
         results = list(eqn.outvars) if jit is None else [fresh(var) for var in eqn.outvars]
         new = eqn if jit is None else under(eqn, jit)
-        self.eqns.append(
-            new.replace(invars=operands, outvars=results, params=unplaced(with_bodies(eqn, bodies)))
-        )
+        new = new.replace(invars=operands, outvars=results, params=unplaced(with_bodies(eqn, bodies)))
+        self.eqns.append(self.opaque(new, scope, number))
         return results
+
+    def opaque(self, eqn: Any, scope: _Scope, number: int) -> Any:
+        """The equation as each device is to run it, if it is one that no compiler could split."""
+        name, mesh = eqn.primitive.name, self.constraints.mesh
+        if name == WITH_RULE:
+            ins = [_last(scope, ("use", number, i), atom) for i, atom in enumerate(eqn.invars)]
+            outs = [_last(scope, ("out", number, i), var) for i, var in enumerate(eqn.outvars)]
+            return on_parts(eqn, ins, outs, mesh)
+        if name == "pallas_call":
+            return on_whole(eqn, mesh)
+        return on_mesh(eqn, mesh) if name == "shard_map" else eqn
 
     def constrain(self, atom: Any, scope: _Scope, place: Place, like: Any, jit: Any) -> Any:
         """An atom under the specs of a site, one after the other."""
@@ -201,6 +218,10 @@ class _Body:
                 self.known[atom, spec] = self.known[eqn.outvars[0], spec] = eqn.outvars[0]
             atom = self.known[atom, spec]
         return atom
+
+
+def _last(scope: _Scope, place: Place, atom: Any) -> Spec:
+    return (scope.sites.get(place) or (replicated(len(atom.aval.shape)),))[-1]
 
 
 def _inner(scope: _Scope, step: Body) -> _Scope:

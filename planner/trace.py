@@ -14,7 +14,7 @@ import itertools
 import os
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from planner.jax_compat import (
     state_partners,
     sub_jaxprs,
 )
+from planner.opaque import check_rules, known
 
 # Walked through as if they were not there.
 _INLINED = BODIES.keys() - {"scan", "while", "cond", "custom_linear_solve"}
@@ -41,7 +42,8 @@ _INLINED = BODIES.keys() - {"scan", "while", "cond", "custom_linear_solve"}
 def build_graph(traced: Traced) -> Graph:
     """The Graph of a traced step. Its arguments and results are in flattened order; their sites are those of
     `traced.closed_jaxpr`, so that a plan for the Graph can be written back into the jaxpr."""
-    walk = _Walk()
+    check_rules(traced.rules, traced.closed_jaxpr)
+    walk = _Walk(traced.rules)
     jaxpr = open_jaxpr(traced.closed_jaxpr)
     argument_paths, result_paths = leaf_paths(traced)
     partners = state_partners(traced)
@@ -104,7 +106,8 @@ class _Place:
 class _Walk:
     """The state of one walk: values and ops made so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self.given = given
         self.values: list[Value] = []
         self.sites: list[list[Site]] = []
         self.ops: list[dict[str, Any]] = []
@@ -170,12 +173,13 @@ class _Walk:
         name = eqn.primitive.name
         ins = [atom.aval for atom in eqn.invars]
         outs = [var.aval for var in eqn.outvars]
-        rule = rules.rule_of(name, eqn.params, ins, outs)
+        said = known(eqn, self.given)
+        rule = said.rule if said else rules.rule_of(name, eqn.params, ins, outs)
+        flops, light = said.flops if said else 0.0, False
         if rule is None:
             self.unknown[name] += 1
             rule = _whole_rule(ins, outs)
-            flops, light = 0.0, False
-        else:
+        elif said is None:
             flops, light = rules.flops_of(name, eqn.params, ins, outs), rules.is_light(name, ins, outs)
         source = _source_line(eqn)
         title = f"{name} ({source})" if source else name
@@ -185,7 +189,8 @@ class _Walk:
             self.value(aval, title, (Site("out", at.path, i, k),), line, mark) for k, aval in enumerate(outs)
         ]
         uses = [(Site("use", at.path, i, k),) for k in range(len(ins))]
-        self.op(name, operands, results, uses, rule, at, source, flops=flops, light=light)
+        record = self.op(name, operands, results, uses, rule, at, source, flops=flops, light=light)
+        record["inside"] = said.region if said else None
         return results
 
     def op(

@@ -56,13 +56,25 @@ class Value:
         return size
 
 
+WITH_RULE = "with_rule"  # the primitive of a user's function that has a rule of its own
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """Code for one device of a mesh of these sizes. tied: factors, and the axes that have to split each."""
+
+    mesh: tuple[tuple[str, int], ...]
+    tied: tuple[tuple[str, tuple[str, ...]], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Op:
     """One equation, or one pseudo-op at the border of a loop.
 
     operands: value ids, None for a literal. uses: one site tuple per operand, where a use can be constrained.
     flops: floating-point operations of one run, unsharded. repeat: times it runs in a step.
-    light: true if XLA fuses it with its neighbours (element-wise, broadcast, small reductions).
+    light: true if XLA fuses it with its neighbours (element-wise, broadcast, small reductions). inside: where
+    it is code for one device, of which mesh.
     """
 
     id: int
@@ -76,6 +88,7 @@ class Op:
     repeat: float
     region: Path
     source: str = ""
+    inside: Region | None = None
 
 
 @dataclasses.dataclass(frozen=True)

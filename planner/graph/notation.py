@@ -4,6 +4,7 @@
     i        a dim walked by factor i           _        a dim of extent one
     (h e)    a merged dim, major factor first   i!       factor i must stay whole
     i~1+2    a device that holds a part of factor i reads a row of its neighbours before it, and two after
+    k.       the op finishes by itself what splitting factor k leaves partial
     nothing  a scalar or literal: `a b, -> a b` has a scalar second operand
 
 A factor has one extent. It is read where the factor stands alone; a factor that only stands inside
@@ -18,7 +19,7 @@ from planner.graph.rule import Dim, Dims, Halo, Rule
 
 Shape = Sequence[int]
 
-_TOKEN = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*(?:!|~\d+\+\d+)?|[()_])")
+_TOKEN = re.compile(r"\s*([A-Za-z][A-Za-z0-9]*(?:!|\.|~\d+\+\d+)?|[()_])")
 
 
 def parse(
@@ -39,9 +40,10 @@ def parse(
         raise InputError(f"The rule {text!r} needs exactly one arrow; write it as 'i k, k j -> i j'.")
     left, right = text.split("->")
     whole: set[str] = set()
+    finished: set[str] = set()
     halos: list[Halo] = []
-    operands = _values(text, left, len(operand_shapes), "operand", whole, halos)
-    results = _values(text, right, len(result_shapes), "result", whole, [])
+    operands = _values(text, left, len(operand_shapes), "operand", whole, finished, halos)
+    results = _values(text, right, len(result_shapes), "result", whole, finished, [])
     shaped = list(zip(operands + results, [*operand_shapes, *result_shapes], strict=True))
     for dims, shape in shaped:
         if len(dims) != len(shape):
@@ -52,7 +54,7 @@ def parse(
     found = _extents(
         text, [(dim, n) for dims, shape in shaped for dim, n in zip(dims, shape, strict=True)], sizes or {}
     )
-    return Rule(operands, results, found, frozenset(whole), tuple(halos))
+    return Rule(operands, results, found, frozenset(whole), tuple(halos), frozenset(finished))
 
 
 def show(rule: Rule) -> str:
@@ -66,22 +68,25 @@ def show(rule: Rule) -> str:
     """
     halos = {(halo.operand, halo.dim): f"~{halo.before}+{halo.after}" for halo in rule.halos}
     left = ", ".join(
-        " ".join(_show_dim(dim, rule.whole, halos.get((place, d), "")) for d, dim in enumerate(dims))
+        " ".join(_show_dim(dim, rule, halos.get((place, d), "")) for d, dim in enumerate(dims))
         for place, dims in enumerate(rule.operands)
     )
-    right = ", ".join(" ".join(_show_dim(dim, rule.whole, "") for dim in dims) for dims in rule.results)
+    right = ", ".join(" ".join(_show_dim(dim, rule, "") for dim in dims) for dims in rule.results)
     return " ".join(f"{left} -> {right}".split())
 
 
-def _show_dim(dim: Dim, whole: frozenset[str], halo: str) -> str:
-    marked = [factor + "!" * (factor in whole) + halo * (factor == dim[0]) for factor in dim]
+def _show_dim(dim: Dim, rule: Rule, halo: str) -> str:
+    marked = [
+        factor + "!" * (factor in rule.whole) + "." * (factor in rule.finished) + halo * (factor == dim[0])
+        for factor in dim
+    ]
     if not marked:
         return "_"
     return marked[0] if len(marked) == 1 else f"({' '.join(marked)})"
 
 
 def _values(
-    text: str, side: str, count: int, role: str, whole: set[str], halos: list[Halo]
+    text: str, side: str, count: int, role: str, whole: set[str], finished: set[str], halos: list[Halo]
 ) -> tuple[Dims, ...]:
     parts = side.split(",")
     if count == 0 and not side.strip():
@@ -91,11 +96,12 @@ def _values(
             f"The rule {text!r} has {len(parts)} {role}(s), the op has {count}; separate them by commas, "
             "a scalar is an empty place."
         )
-    return tuple(_dims(text, part, place, whole, halos) for place, part in enumerate(parts))
+    return tuple(_dims(text, part, place, whole, finished, halos) for place, part in enumerate(parts))
 
 
-def _dims(text: str, part: str, place: int, whole: set[str], halos: list[Halo]) -> Dims:
-    """Dims of one value, the one at `place`; adds the factors marked whole to `whole`, halos to `halos`."""
+def _dims(text: str, part: str, place: int, whole: set[str], finished: set[str], halos: list[Halo]) -> Dims:
+    """Dims of one value, the one at `place`; adds the marked factors to `whole` and `finished`, and halos to
+    `halos`."""
     dims: list[Dim] = []
     merged: list[str] | None = None
     seen: set[str] = set()
@@ -125,7 +131,7 @@ def _dims(text: str, part: str, place: int, whole: set[str], halos: list[Halo]) 
                 f"The rule {text!r} has a misplaced {token!r}; a merged dim is '(h e)', not nested or empty."
             )
         else:
-            factor, _, rows = token.removesuffix("!").partition("~")
+            factor, _, rows = token.rstrip("!.").partition("~")
             if factor in seen:
                 raise InputError(
                     f"The rule {text!r} names {factor!r} twice in one value; give each dim its own factor."
@@ -133,6 +139,8 @@ def _dims(text: str, part: str, place: int, whole: set[str], halos: list[Halo]) 
             seen.add(factor)
             if token.endswith("!"):
                 whole.add(factor)
+            if token.endswith("."):
+                finished.add(factor)
             if rows:
                 before, after = rows.split("+")
                 halos.append(Halo(place, len(dims), int(before), int(after)))

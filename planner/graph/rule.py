@@ -8,6 +8,7 @@ first: `b (h e) -> b h e`.
   partial sum (or max), which a collective must finish.
 - A factor only a result has is *made* (broadcast, iota): splitting it is free.
 - A factor marked `!` must stay whole.
+- A factor marked `.` is one whose partial results the op itself finishes.
 - A factor that stands behind another one inside parentheses is whole too, because a tile of the
   merged dim would not be contiguous; `Rule.splittable` leaves it out.
 - A factor marked `~1+2` in an operand needs a halo where it is split: a device reads one row before its
@@ -38,7 +39,8 @@ class Rule:
     """Which factor walks which dim of an op's operands and results.
 
     operands, results: per value, per dim, its factors, major first. sizes: extent of every factor.
-    whole: factors that may not be split. halos: of the dims that have one, in order.
+    whole: factors that may not be split. halos: of the dims that have one, in order. finished: factors that
+    leave no partial results, though no result has them.
     A literal or unused operand has `dims` of () .
     """
 
@@ -47,6 +49,7 @@ class Rule:
     sizes: Mapping[str, int]
     whole: frozenset[str] = frozenset()
     halos: tuple[Halo, ...] = ()
+    finished: frozenset[str] = frozenset()
 
     @functools.cached_property
     def factors(self) -> tuple[str, ...]:
@@ -58,7 +61,7 @@ class Rule:
     def reduced(self) -> tuple[str, ...]:
         """Factors of operands that no result has: splitting one leaves partial results."""
         kept = {f for dims in self.results for dim in dims for f in dim}
-        return tuple(f for f in self.factors if f not in kept)
+        return tuple(f for f in self.factors if f not in kept and f not in self.finished)
 
     @functools.cached_property
     def splittable(self) -> tuple[str, ...]:
