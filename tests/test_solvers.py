@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planner.cost.problem import FORBIDDEN, Problem, Usage, cost_of, peak_of
 from planner.errors import InputError
-from planner.solvers import auto, elimination, exhaustive, ilp, memory, pruning, shortage
+from planner.solvers import auto, branching, elimination, exhaustive, ilp, passes, pruning, shortage
 from planner.solvers.bounds import Messages, walk
 from planner.solvers.folding import fold, unfold
 from planner.solvers.interning import Interner
@@ -248,9 +248,9 @@ def test_an_interrupted_search_within_memory_gives_a_choice_that_fits(
         calls.append(1)
         if len(calls) > 1:
             raise KeyboardInterrupt
-        return pruning.minimise(*given, **named)
+        return passes.lowest(*given, **named)
 
-    monkeypatch.setattr(memory, "minimise", interrupt)
+    monkeypatch.setattr(branching, "lowest", interrupt)
     found = auto.solve(problem, starts=[start])
     assert len(calls) == 2
     assert found.peak <= 30.0

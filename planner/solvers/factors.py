@@ -30,15 +30,15 @@ def pair_factor(pair: tuple[int, int], table: Floats, intern: Interner) -> Facto
     """The factor of an edge, in classes of equal rows and equal columns."""
 
     def make() -> tuple[tuple[Map, ...], Floats]:
-        row_of, rows = _equal_rows(table)
-        column_of, columns = _equal_rows(np.ascontiguousarray(table[rows].T))
+        row_of, rows = equal_rows(table)
+        column_of, columns = equal_rows(np.ascontiguousarray(table[rows].T))
         return (intern(row_of), intern(column_of)), intern(table[np.ix_(rows, columns)])
 
     maps, core = intern.recall(("classes", id(table)), make)
     return Factor(pair, maps, core)
 
 
-def _equal_rows(table: Floats) -> tuple[Map, Map]:
+def equal_rows(table: Floats) -> tuple[Map, Map]:
     """The class of every row, numbered as they appear, and the first row of each class."""
     names: dict[bytes, int] = {}
     classes = [names.setdefault(row.tobytes(), len(names)) for row in table]

@@ -9,8 +9,9 @@ ROUNDING = 1e-9  # a relative gap that is put down to floating point
 
 
 class Record:
-    """seen: the choices met. bound: proven, of the cost within the limit. floor: proven, of the peak, bytes;
-    inf if it is only known that nothing fits."""
+    """seen: the choices met. best: the cheapest that is allowed and keeps the limit; None if none was met.
+    bound: proven, of the cost within the limit. floor: proven, of the peak, bytes; inf if it is only known
+    that nothing fits."""
 
     def __init__(self, problem: Problem) -> None:
         tables = (*problem.node_costs, *problem.edge_costs)
@@ -19,11 +20,7 @@ class Record:
         self.seen: list[Seen] = []
         self.bound = sum(least[id(table)] for table in tables)
         self.floor = 0.0
-
-    @property
-    def best(self) -> Seen | None:
-        """The cheapest choice that is allowed and keeps the limit; None if none was met."""
-        return min((one for one in self.seen if self.fits(one)), key=lambda one: one.cost, default=None)
+        self.best: Seen | None = None
 
     @property
     def gap(self) -> float:
@@ -41,8 +38,11 @@ class Record:
 def note(record: Record, choice: tuple[int, ...], bound: float = -np.inf) -> Seen:
     """Adds a choice, and a bound of the cost if it is higher than what is known."""
     record.bound = max(record.bound, bound)
-    record.seen.append(see(record.problem, choice))
-    return record.seen[-1]
+    one = see(record.problem, choice)
+    record.seen.append(one)
+    if record.fits(one) and (record.best is None or one.cost < record.best.cost):
+        record.best = one
+    return one
 
 
 def answer(record: Record, cut: str) -> Choice:
@@ -72,6 +72,6 @@ def _none_fits(record: Record, least: Seen) -> str:
     proven = (
         f"at least {record.floor:.6g} are needed"
         if np.isfinite(record.floor)
-        else "none exists, as HiGHS proved"
+        else "none exists, as was proven by search"
     )
     return f"no choice fits: {need}; {proven}"
