@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshes.collectives import seconds as collective_seconds
 from meshes.mesh import mesh_of
 from planner.cost.restrict import restrict, widen
 from planner.cost.tables import Tables, build
@@ -269,6 +268,3 @@ def _hop_seconds(shape: Shape, layout: Layout) -> float:
     rate = numbers.get("ib_bandwidth_bytes_per_s_oneway_per_gpu")
     rate = rate or numbers.get("node_egress_bandwidth_bytes_per_s", math.inf) / 8
     return count / layout.axes.get("tp", 1) / rate
-
-
-__all__ = ["Parts", "Prediction", "collective_seconds", "predict"]
