@@ -46,6 +46,7 @@ _FLAGS = (  # name, kind, default, what it is; sorted by name
     ("solver", "string", "auto", "auto, elimination, ilp; solve: mcmc and search as well"),
     ("step", "string", "", "your own step: package.module:function"),
     ("steps", "integer", 30, "train: how many steps"),
+    ("trace", "string", "", "plan: file to write the timeline to, for https://ui.perfetto.dev"),
     ("value", "string", "", "show: explain the values of this path; * stands for any text"),
 )
 
@@ -161,6 +162,11 @@ def _plan(values: flags.FlagValues, words: list[str]) -> Any:
     from planner.plans import as_json
 
     plan = _planned("plan", values, words)
+    if values.trace:
+        from planner.report.perfetto import trace
+        from planner.storage import write_json
+
+        write_json(values.trace, trace(plan))
     _print(plan.table())
     return as_json(plan)
 
