@@ -21,7 +21,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 
 from planner.errors import PlanFileError
-from planner.graph.graph import Path, Site
+from planner.graph.graph import WITH_RULE, Path, Site
 from planner.jax_compat import (
     body_in_place,
     close_jaxpr,
@@ -34,7 +34,8 @@ from planner.jax_compat import (
     unplaced,
     with_bodies,
 )
-from planner.sharding.spec import Spec, show
+from planner.opaque import on_mesh, on_parts, on_whole
+from planner.sharding.spec import Spec, replicated, show
 
 Chain = tuple[Spec, ...]
 Place = tuple[str, int, int]  # kind, equation (-1 for 'in' and 'ret'), index
@@ -190,10 +191,20 @@ class _Body:
         }
         results = list(eqn.outvars) if jit is None else [fresh(var) for var in eqn.outvars]
         new = eqn if jit is None else under(eqn, jit)
-        self.eqns.append(
-            new.replace(invars=operands, outvars=results, params=unplaced(with_bodies(eqn, bodies)))
-        )
+        new = new.replace(invars=operands, outvars=results, params=unplaced(with_bodies(eqn, bodies)))
+        self.eqns.append(self.opaque(new, scope, number))
         return results
+
+    def opaque(self, eqn: Any, scope: _Scope, number: int) -> Any:
+        """The equation as each device is to run it, if it is one that no compiler could split."""
+        name, mesh = eqn.primitive.name, self.constraints.mesh
+        if name == WITH_RULE:
+            ins = [_last(scope, ("use", number, i), atom) for i, atom in enumerate(eqn.invars)]
+            outs = [_last(scope, ("out", number, i), var) for i, var in enumerate(eqn.outvars)]
+            return on_parts(eqn, ins, outs, mesh)
+        if name == "pallas_call":
+            return on_whole(eqn, mesh)
+        return on_mesh(eqn, mesh) if name == "shard_map" else eqn
 
     def constrain(self, atom: Any, scope: _Scope, place: Place, like: Any, jit: Any) -> Any:
         """An atom under the specs of a site, one after the other."""
@@ -207,6 +218,10 @@ class _Body:
                 self.known[atom, spec] = self.known[eqn.outvars[0], spec] = eqn.outvars[0]
             atom = self.known[atom, spec]
         return atom
+
+
+def _last(scope: _Scope, place: Place, atom: Any) -> Spec:
+    return (scope.sites.get(place) or (replicated(len(atom.aval.shape)),))[-1]
 
 
 def _inner(scope: _Scope, step: Body) -> _Scope:
