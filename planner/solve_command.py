@@ -25,13 +25,14 @@ from planner.search import SOLVERS as PLANNING
 from planner.solvers import mcmc
 from planner.solvers.conflict import Conflict, conflict
 from planner.solvers.minplus import INTERRUPTED
+from planner.solvers.quick import suits
 from planner.solvers.record import Record, answer
 
 
 def by_search(problem: Problem, *, seconds: float, seed: int) -> Choice:
     """The search for large problems within memory, whatever the size. Raises InputError for one it cannot
     take."""
-    from planner.solvers.search import search, suits  # numba takes a while to load
+    from planner.solvers.search import search  # numba takes a while to load
 
     if not suits(problem):
         raise InputError(

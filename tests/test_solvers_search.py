@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import threading
 import time
 
 import numpy as np
@@ -10,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.problem import FORBIDDEN, Problem, Usage, cost_of, peak_of, usage_over_time
-from planner.solvers import ascent, auto, exhaustive, moves
+from planner.solvers import ascent, auto, exhaustive, forest, messages, moves, relink
 from planner.solvers import search as search_module
 from planner.solvers.arrays import arrays_of, maximal_times
 from planner.solvers.dominance import undominated
 from planner.solvers.interning import Interner
 from planner.solvers.mapping import Reduced, reduced, restore, translate
+from planner.solvers.quick import quick, suits
 from planner.solvers.record import Record, answer
-from planner.solvers.search import search, suits
+from planner.solvers.search import search
 from planner.solvers.shrink import shrunk
+from planner.solvers.warmup import compiled
 
 
 def tight(seed: int, count: int, *, most: int = 5, mapped: float = 0.3) -> Problem:
@@ -189,3 +192,34 @@ def test_edges_cost_in_arrays_what_they_cost_in_tables(seed: int) -> None:
             assert moves.cost_of(arrays, choice) == cost
         fits = bool((moves.used_by(arrays, choice) <= arrays.room).all())
         assert fits == (peak_of(whole.problem, choice.tolist()) <= problem.usage_limit)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_quick_choice_that_fits_is_only_made_cheaper(seed: int) -> None:
+    problem = tight(seed, 60, mapped=0.0)
+    whole = reduced(problem, Interner())
+    assert whole is not None
+    first = quick(whole.problem, lambda: True)
+    last = quick(whole.problem, lambda: False)
+    if np.isfinite(cost_of(whole.problem, first)) and peak_of(whole.problem, first) <= problem.usage_limit:
+        assert cost_of(whole.problem, last) <= cost_of(whole.problem, first)
+        assert peak_of(whole.problem, last) <= problem.usage_limit
+
+
+def test_a_search_without_time_has_a_choice() -> None:
+    problem = tight(3, 60, mapped=0.0)
+    record = Record(problem)
+    assert search(record, [], 0, time.monotonic()) == "the time was up"
+    assert record.seen
+
+
+def test_kernels_are_compiled_beforehand_with_the_types_they_are_called_with() -> None:
+    compiled(threading.Event())
+    kernels = (
+        *(forest.replant, messages.priced, messages.walk, moves.cost_of, moves.descend, moves.ease),
+        *(moves.used_by, relink.grouped, relink.rescued),
+    )
+    before = [len(one.signatures) for one in kernels]
+    found_by_search(tight(2, 60))
+    assert [len(one.signatures) for one in kernels] == before

@@ -11,10 +11,12 @@ from planner.solvers.memory import keep_the_limit
 from planner.solvers.minplus import INTERRUPTED
 from planner.solvers.network import network_of
 from planner.solvers.pruning import minimise
+from planner.solvers.quick import suits
 from planner.solvers.record import Record, answer, note
 
 COMPILED_SIZE = 5_000  # strategies, of a problem that is worth the compiled search
 COMPILED_SECONDS = 20.0  # compiling it for the first time may take as long
+LARGE = 10_000  # strategies, of a problem that the compiled search takes even in less time
 
 
 def solve(
@@ -41,14 +43,15 @@ def _search(
     """Fills the record; why that was cut short, or ''."""
     for start in starts:
         note(record, tuple(start))
-    if seconds >= COMPILED_SECONDS and sum(map(len, record.problem.node_costs)) >= COMPILED_SIZE:
+    size = sum(map(len, record.problem.node_costs))
+    large = size >= LARGE or (seconds >= COMPILED_SECONDS and size >= COMPILED_SIZE)
+    if large and suits(record.problem):
         # Here, because numba takes half a second to load, and more to compile: not for small problems.
-        from planner.solvers.search import search, suits
+        from planner.solvers.search import search
 
-        if suits(record.problem):
-            cut = search(record, starts, seed, deadline)
-            if record.best is not None or np.isinf(record.bound) or time.monotonic() > deadline:
-                return cut
+        cut = search(record, starts, seed, deadline)
+        if record.best is not None or np.isinf(record.bound) or time.monotonic() > deadline:
+            return cut
     first = min(record.seen, key=lambda one: one.cost, default=None)
     intern = Interner()
     network = network_of(record.problem, intern)

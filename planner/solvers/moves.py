@@ -137,16 +137,16 @@ def ease(arrays: Arrays, choice: Ints, used: Floats, sweeps: int) -> bool:
                 moved = True
         if not moved:
             break
-    return within(arrays, used)
+    return kept(arrays, used)
 
 
 @inner
-def within(arrays: Arrays, used: Floats) -> bool:
+def kept(arrays: Arrays, used: Floats) -> bool:
     """Whether the limit holds at all times."""
-    for t in range(len(used)):
-        if used[t] > arrays.room[t]:
-            return False
-    return True
+    t = 0
+    while t < len(used) and used[t] <= arrays.room[t]:
+        t += 1
+    return t == len(used)
 
 
 @inner

@@ -13,7 +13,7 @@ import numpy as np
 from planner.cost.problem import Floats
 from planner.solvers.arrays import AT, BEGIN, END, OTHER, Arrays, Ints
 from planner.solvers.kernel import inner, kernel
-from planner.solvers.moves import pair, within
+from planner.solvers.moves import kept, pair
 
 
 def relinked(arrays: Arrays, choice: Ints, used: Floats, goal: Ints, until: Floats) -> float:
@@ -71,7 +71,7 @@ def rescued(arrays: Arrays, choice: Ints, used: Floats, goal: Ints) -> bool:
     it fits."""
     members, ends = grouped(arrays, choice, goal)
     steps = np.zeros(len(used) + 1)
-    while not within(arrays, used):
+    while not kept(arrays, used):
         best, highest = -1, 0.0
         for g in range(len(ends) - 1):
             nodes = members[ends[g] : ends[g + 1]]

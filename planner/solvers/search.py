@@ -1,6 +1,6 @@
 """Large problems within memory: reduce, climb, better the incumbent, drop what cannot be better, and again.
 
-    1  reduce exactly                                                                planner.solvers.shrink
+    1  reduce exactly, with a first choice on the way                planner.solvers.shrink, .quick, .warmup
     2  in rounds: prices climb a few steps, and each gives a choice                  planner.solvers.ascent
        meanwhile, on a second thread, the choices of the round before are offered
        to the incumbent, and that is shaken                                          planner.solvers.incumbent
@@ -13,6 +13,7 @@ decides after how many rounds the search ends, and the same seed goes the same w
 """
 
 import concurrent.futures
+import threading
 import time
 from collections.abc import Sequence
 
@@ -23,41 +24,46 @@ from planner.solvers.arrays import Arrays, Ints, arrays_of
 from planner.solvers.ascent import Ascent, settle, step
 from planner.solvers.incumbent import Incumbent, begin, offer, shake, take
 from planner.solvers.interning import Interner
-from planner.solvers.mapping import Reduced, restore, translate
+from planner.solvers.mapping import Reduced, reduced, restore, translate
+from planner.solvers.quick import quick
 from planner.solvers.record import ROUNDING, Record, note
 from planner.solvers.repair import by_programme
-from planner.solvers.shrink import shrunk, within
+from planner.solvers.shrink import slimmed, within
+from planner.solvers.warmup import compiled
 
 STEPS, OFFERED, SHAKES = 6, 2, 1  # of one round
 SETTLING = 10  # walks before strategies are dropped
 NARROWER = 0.5  # of the gap at which strategies were dropped last: they are dropped again
 WORTHWHILE = 0.9  # of the strategies left: with fewer, the arrays are built anew
 GAIN = 1e-3  # of the gap: what counts as having gained
+SLIMMING = 0.3  # of the time, after which no strategies are compared any more
 MARGIN = 0.02  # of the time is left for telling the choice, a second at most
 BUILDS = 5.0  # times as long as it took to build the arrays must be left for dropping strategies
 STALE = 400, 2.0  # rounds without gain, at least, and relative to all before, that end the search
-
-
-def suits(problem: Problem) -> bool:
-    """Whether `search` can take the problem: it has a limit, and no usage on edges."""
-    return bool(np.isfinite(problem.usage_limit)) and not problem.edge_usages and bool(problem.node_costs)
 
 
 def search(record: Record, starts: Sequence[Sequence[int]], seed: int, deadline: float) -> str:
     """Fills the record; why that was cut short, or ''. The problem must suit."""
     begun = time.monotonic()
     deadline -= min(1.0, MARGIN * (deadline - begun))
-    whole = shrunk(record.problem, Interner())
-    if whole is None:
-        record.bound = np.inf
-        return ""
-    stage = _Stage(record, whole, np.random.default_rng(seed))
-    built = time.monotonic() - begun
-    for start in starts:
-        known = translate(whole, start)
-        if known is not None:
-            take(stage.known, np.array(known, dtype=np.int64))
     with concurrent.futures.ThreadPoolExecutor(1) as second:
+        stop = threading.Event()
+        ready = second.submit(compiled, stop)
+        try:
+            whole = _whole(record, ready, deadline)
+            if whole is None:
+                return ""
+            ready.result(timeout=max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            return "the time was up"
+        finally:
+            stop.set()
+        stage = _Stage(record, whole, np.random.default_rng(seed))
+        built = time.monotonic() - begun
+        for start in starts:
+            known = translate(whole, start)
+            if known is not None:
+                take(stage.known, np.array(known, dtype=np.int64))
         end = "narrow"
         while end:
             try:
@@ -69,6 +75,22 @@ def search(record: Record, starts: Sequence[Sequence[int]], seed: int, deadline:
     if record.gap > ROUNDING and time.monotonic() < deadline:
         _close(stage, deadline)
     return "the time was up" if record.gap > ROUNDING and time.monotonic() > deadline else ""
+
+
+def _whole(record: Record, ready: concurrent.futures.Future[None], deadline: float) -> Reduced | None:
+    """The reduced problem; first choices are noted, the better ones while kernels are not ready. None, and
+    the bound infinite, if nothing is allowed."""
+    intern, begun = Interner(), time.monotonic()
+    whole = reduced(record.problem, intern)
+    if whole is not None:
+        note(record, restore(whole, quick(whole.problem, lambda: True)))
+        whole = slimmed(whole, intern, begun + SLIMMING * (deadline - begun))
+    if whole is None:
+        record.bound = np.inf
+    elif not ready.done():
+        found = quick(whole.problem, lambda: ready.done() or time.monotonic() > deadline)
+        note(record, restore(whole, found))
+    return whole
 
 
 class _Stage:

@@ -4,6 +4,7 @@ The passes of `planner.solvers.mapping` and `planner.solvers.dominance` open the
 are repeated; the maps back are put one behind the other.
 """
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,13 +22,22 @@ PASSES = 2
 def shrunk(problem: Problem, intern: Interner) -> Reduced | None:
     """The smaller problem and the way back; None if every choice is forbidden."""
     whole = reduced(problem, intern)
+    return None if whole is None else slimmed(whole, intern)
+
+
+def slimmed(whole: Reduced, intern: Interner, deadline: float = np.inf) -> Reduced | None:
+    """The same, without dominated strategies and sham edges, as far as one gets by the deadline; None if
+    every choice is forbidden."""
     for _ in range(PASSES):
-        if whole is None:
-            return None
+        if time.monotonic() > deadline:
+            break
         before = sum(map(len, whole.problem.node_costs)), len(whole.problem.edges)
         slim = joined(whole.problem, intern)
-        whole = within(Reduced(slim, whole.root, whole.strategies), undominated(slim, intern), intern)
-        if whole is None or (sum(map(len, whole.problem.node_costs)), len(whole.problem.edges)) == before:
+        less = within(Reduced(slim, whole.root, whole.strategies), undominated(slim, intern), intern)
+        if less is None:
+            return None
+        whole = less
+        if (sum(map(len, whole.problem.node_costs)), len(whole.problem.edges)) == before:
             break
     return whole
 
