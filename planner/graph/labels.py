@@ -98,13 +98,10 @@ def _contracted(graph: Graph, classes: Classes[_Key], labels: dict[_Key, str]) -
     for op in graph.ops:
         if op.light or not op.rule.reduced or len(op.rule.operands) < 2:
             continue
-        seen = [
-            any(labels.get(classes.find((op.id, dim[0]))) == examples for dim in dims if dim)
-            for dims in op.rule.operands
-        ]
-        roots = [classes.find((op.id, f)) for f in op.rule.reduced]
-        if not all(seen[:2]):
-            found += [root for root in roots if labels.get(root) != examples]
+        for dims in op.rule.operands[:2]:
+            roots = {dim[0]: classes.find((op.id, dim[0])) for dim in dims if dim}
+            if all(labels.get(root) != examples for root in roots.values()):
+                found += [root for factor, root in roots.items() if factor in op.rule.reduced]
     return found
 
 
