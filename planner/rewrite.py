@@ -4,20 +4,15 @@ The program itself is not touched, but for jits inside it, which are written out
 parameters, source line and context, and each constraint is a copy of the equation jax itself builds for it.
 Constraints change no type, so every nested jaxpr stays valid where it is. The user's own constraints are
 taken out; they speak of another mesh.
-
-On a TPU a weight's gradient is laid out as the weight is: where the matmul makes it transposed, XLA would
-rather bring the weight and its moments into that layout, and the new ones back, which are whole copies of all
-of them.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 
 from planner.errors import PlanFileError
@@ -34,6 +29,7 @@ from planner.jax_compat import (
     unplaced,
     with_bodies,
 )
+from planner.layout import in_rows
 from planner.opaque import on_mesh, on_parts, on_whole
 from planner.sharding.spec import Spec, replicated, show
 
@@ -73,28 +69,6 @@ class _Constraints:
         context = {} if like is None else {"source_info": like.source_info, "ctx": like.ctx}
         return self.templates[spec].replace(invars=[source], outvars=[jex.Var(source.aval)], **context)
 
-    def gradients(self, eqns: Sequence[Any]) -> set[int]:
-        """The equations, by number, that turn a matmul's result round into the gradient of a weight; not
-        where it is added to another one, because sums that are finished together come in any layout."""
-        made = {var: eqn.primitive.name for eqn in eqns for var in eqn.outvars}
-        added = {id(atom) for eqn in eqns if eqn.primitive.name == "add_any" for atom in eqn.invars}
-
-        def turns(eqn: Any) -> bool:
-            if eqn.primitive.name != "transpose" or eqn.outvars[0].aval.shape not in self.weights:
-                return False
-            (source,), (result,) = eqn.invars, eqn.outvars
-            return not is_literal(source) and made.get(source) == "dot_general" and id(result) not in added
-
-        return {number for number, eqn in enumerate(eqns) if turns(eqn)}
-
-    def in_rows(self, source: Any, like: Any) -> Any:
-        """The equation that lays an array out in the order of its dims."""
-        struct = jax.ShapeDtypeStruct(source.aval.shape, source.aval.dtype)
-        rows = Layout(major_to_minor=tuple(range(len(struct.shape))))
-        (made,) = open_jaxpr(jax.make_jaxpr(lambda x: with_layout_constraint(x, rows))(struct)).eqns
-        context = {"source_info": like.source_info, "ctx": like.ctx}
-        return made.replace(invars=[source], outvars=[jex.Var(source.aval)], **context)
-
 
 def rewrite(
     closed_jaxpr: Any,
@@ -132,7 +106,9 @@ def _rewritten(jaxpr: Any, scope: _Scope, constraints: _Constraints, done: dict[
     if identity not in done:
         inner, body = open_jaxpr(jaxpr), _Body(constraints, done)
         results = body.walk(inner, list(inner.invars), scope, None)
-        done[identity] = close_jaxpr(inner.replace(eqns=body.eqns, outvars=results), jaxpr)
+        eqns, laid = in_rows(body.eqns, constraints.weights)
+        results = [atom if is_literal(atom) else laid.get(atom, atom) for atom in results]
+        done[identity] = close_jaxpr(inner.replace(eqns=eqns, outvars=results), jaxpr)
     return done[identity]
 
 
@@ -154,16 +130,12 @@ class _Body:
             return atom if is_literal(atom) else values.get(atom, atom)
 
         first = inner.eqns[0] if inner.eqns else jit
-        turned = self.constraints.gradients(inner.eqns)
         for index, (var, atom) in enumerate(zip(inner.invars, operands, strict=True)):
             values[var] = self.constrain(atom, scope, ("in", -1, index), first, jit)
         for number, eqn in enumerate(inner.eqns):
             found = self.equation(eqn, [read(atom) for atom in eqn.invars], scope, number, jit)
             for index, (var, atom) in enumerate(zip(eqn.outvars, found, strict=True)):
                 values[var] = self.constrain(atom, scope, ("out", number, index), eqn, jit)
-            if number in turned:
-                self.eqns.append(self.constraints.in_rows(values[eqn.outvars[0]], self.eqns[-1]))
-                values[eqn.outvars[0]] = self.eqns[-1].outvars[0]
         last = inner.eqns[-1] if inner.eqns else jit
         return [
             self.constrain(read(atom), scope, ("ret", -1, index), last, jit)

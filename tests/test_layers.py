@@ -50,6 +50,7 @@ FLOORS = (
             "planner.apply",
             "planner.compiled",
             "planner.jax_compat",
+            "planner.layout",
             "planner.opaque",
             "planner.placed",
             "planner.rewrite",
