@@ -1,7 +1,7 @@
 """JAX edge: on a TPU a weight's gradient is laid out as the weight.
 
-Where a matmul makes a gradient transposed, XLA would rather bring the weight and its moments into that layout,
-and the new ones back: whole copies of all of them.
+Where a matmul makes a gradient transposed, XLA would rather bring the weight and its moments into that
+layout, and the new ones back: whole copies of all of them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
