@@ -67,12 +67,13 @@ def apply(plan: Plan, traced: Traced, mesh: Mesh) -> "ShardedStep":
 
 
 def _whole_weights(plan: Plan, traced: Traced) -> frozenset[tuple[int, ...]]:
-    """The shapes of matrices that every device of a TPU keeps whole, and the step replaces: copies of them in
-    another layout would be as large."""
+    """The shapes of matrices that every device of a TPU keeps whole, with their moments, and the step
+    replaces: copies of them in another layout would be as large."""
     if not plan.machine.startswith("tpu_"):
         return frozenset()
-    kept = (plan.arguments[index] for index in state_partners(traced))
-    return frozenset(leaf.shape for leaf in kept if len(leaf.shape) == 2 and not any(leaf.spec))
+    kept = [plan.arguments[index] for index in state_partners(traced)]
+    matrices = {leaf.shape for leaf in kept if len(leaf.shape) == 2}
+    return frozenset(matrices - {leaf.shape for leaf in kept if any(leaf.spec)})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,12 +20,13 @@ def in_rows(eqns: Sequence[Any], weights: Collection[Shape]) -> tuple[list[Any],
     """The equations of a program with the gradients of some weights laid out in the order of their dims, and
     the variables that stand for others in its results. weights: their shapes.
 
-    Not where gradients are added up: their sums are finished together, which nothing may come between.
+    None where gradients of such shapes are added up, as those of a matrix that is used twice: XLA then no
+    longer finishes their sums together (libtpu 0.0.42).
     """
-    if not weights:
-        return list(eqns), {}
     makers = {var: eqn for eqn in eqns for var in eqn.outvars}
     added = {atom for eqn in eqns if eqn.primitive.name == "add_any" for atom in _variables(eqn)}
+    if not weights or any(var.aval.shape in weights and _is_turned_product(var, makers) for var in added):
+        return list(eqns), {}
     placed = {atom for eqn in eqns if eqn.primitive.name == "sharding_constraint" for atom in _variables(eqn)}
     written, laid = list[Any](), dict[Any, Any]()
     for eqn in eqns:
@@ -33,7 +34,7 @@ def in_rows(eqns: Sequence[Any], weights: Collection[Shape]) -> tuple[list[Any],
         written.append(eqn)
         for var in eqn.outvars:
             turned = var.aval.shape in weights and _is_turned_product(var, makers)
-            if turned and var not in added and var not in placed:
+            if turned and var not in placed:
                 written.append(_row_major(var, eqn))
                 laid[var] = written[-1].outvars[0]
     return written, laid
