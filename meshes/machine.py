@@ -53,7 +53,8 @@ class Machine:
     memory_bytes, hbm_bandwidth (bytes/s): of one device. matmul_efficiency: the part of the peak that large
     matmuls reach; attention_efficiency: the part of it that an attention kernel reaches. hbm_efficiency: the
     part of the bandwidth that long copies reach. mxu_dim: side of the matrix unit in elements, 0 if there is
-    none. multiprocessors: of a GPU, else 0. overhead_seconds: per op.
+    none. multiprocessors: of a GPU, else 0. overhead_seconds: per op, beyond its roofline. launch_seconds:
+    the least an op takes, where a host starts each one.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Machine:
     hbm_efficiency: float = dataclasses.field(default=1.0, compare=False)
     attention_efficiency: float = dataclasses.field(default=1.0, compare=False)
     multiprocessors: int = dataclasses.field(default=0, compare=False)
+    launch_seconds: float = dataclasses.field(default=0.0, compare=False)
 
     @property
     def devices(self) -> int:

@@ -19,7 +19,7 @@ from scripts.published.conventions import (
     model_flops,
     weights_in_matmuls,
 )
-from scripts.published.layout import CannotPredict, layout_of
+from scripts.published.layout import CannotPredict, Runtime, layout_of
 from scripts.published.model import saved_of, shape_of
 from scripts.published.outcome import outcome_of
 from scripts.published.rows import NUMBERS, TEXTS, WHOLES, read_rows
@@ -27,6 +27,7 @@ from scripts.published.transformer import Shape, train_step
 
 ROOT = pathlib.Path(__file__).parent.parent
 FACTS = ROOT / "../shared/facts/measured_steps.csv"
+PLAIN, FUSED = Runtime(fused_attention=False), Runtime(fused_attention=True)
 SMALL = {
     "source": "somebody", "model": "GPT", "hardware": "A100-80GB", "remat": "full", "dtype": "bf16",
     "notes": "micro batch 2", "layers": "4", "d_model": "1024", "n_heads": "8", "seq_len": "512",
@@ -77,7 +78,7 @@ def test_a_missing_column_and_a_missing_file_are_told(tmp_path):
 
 def test_the_flops_of_the_step_are_six_a_weight_and_token_and_those_of_attention(tmp_path):
     """4 layers of d 1024, 8 heads of 128, MLP of 4096, 32 sequences of 512 tokens, nothing computed twice."""
-    shape = shape_of(row_of(tmp_path, remat="none"), fused=False)
+    shape = shape_of(row_of(tmp_path, remat="none"), PLAIN)
     weights = 4 * (4 * 1024**2 + 2 * 1024 * 4096) + 1024 * 32000
     assert weights_in_matmuls(shape) == weights
     by_hand = 32 * 512 * (6 * weights + 12 * 4 * 512 * 1024)
@@ -92,7 +93,7 @@ def test_the_flops_of_the_step_are_six_a_weight_and_token_and_those_of_attention
 def test_recomputing_layers_adds_a_forward_pass_of_them(tmp_path):
     counts = []
     for remat in ("none", "full"):
-        step, args = train_step(shape_of(row_of(tmp_path, remat=remat), fused=False))
+        step, args = train_step(shape_of(row_of(tmp_path, remat=remat), PLAIN))
         ops = graph_of(step, *args).ops
         counts.append(sum(op.flops * op.repeat for op in ops if op.primitive == "dot_general"))
     # The result of a layer's last matmul is needed by nobody the second time.
@@ -118,7 +119,7 @@ def test_fused_attention_multiplies_half_of_the_pairs_and_makes_the_scores_again
 
 def test_a_rate_becomes_seconds_by_the_rows_convention(tmp_path):
     plain = row_of(tmp_path, step_time_s="", tflops_per_chip="100")
-    shape = shape_of(plain, fused=True)
+    shape = shape_of(plain, FUSED)
     assert measured_seconds(plain, shape) == model_flops(shape, causal_half=False) / 8e14
     half = row_of(tmp_path, step_time_s="", tflops_per_chip="100", notes="counts causal attention at half")
     assert measured_seconds(half, shape) == model_flops(shape, causal_half=True) / 8e14
@@ -135,7 +136,7 @@ def test_seconds_agree_with_those_derived_elsewhere():
         derived = re.search(r"derived_step_time_s=([\d.]+)", row.notes)
         if derived:
             seen += 1
-            assert measured_seconds(row, shape_of(row, fused=True)) == pytest.approx(float(derived[1]), 1e-3)
+            assert measured_seconds(row, shape_of(row, FUSED)) == pytest.approx(float(derived[1]), 1e-3)
     assert seen == 26
 
 

@@ -60,12 +60,13 @@ def work_seconds(
     moved = _bytes_moved(node, primitive, graph, strategies, sizes, touched or {})
     return [
         node.repeat
-        * (
+        * max(
+            machine.launch_seconds,
             machine.overhead_seconds
             + max(
                 node.flops / (_share(node, strategy, sizes) * peak * part),
                 count / (machine.hbm_bandwidth * machine.hbm_efficiency),
-            )
+            ),
         )
         for strategy, part, count in zip(strategies, useful, moved, strict=True)
     ]

@@ -128,7 +128,8 @@ def _scanned(graph: Graph, classes: Classes[_Key]) -> frozenset[_Key]:
 
 def _scan_lengths(graph: Graph, classes: Classes[_Key]) -> dict[_Key, int]:
     """Class of a scanned dim -> length of the scan."""
-    scans = ((op.id, op.rule, op.rule.operands[0][0][0]) for op in graph.ops if op.primitive == "scan_slice")
+    slices = [op for op in graph.ops if op.primitive == "scan_slice" and op.rule.operands[0][0]]
+    scans = ((op.id, op.rule, op.rule.operands[0][0][0]) for op in slices)  # one iteration has no factor
     return {classes.find((op, factor)): rule.sizes[factor] for op, rule, factor in scans}
 
 

@@ -37,27 +37,38 @@ class CannotPredict(PlannerError):
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """What a training framework's program does. fused_attention: by one kernel. hides_gathers: collectives of
-    weights run beside compute. hides_reductions: so do those of gradients. hides_sums: so do those of
-    activations (tensor parallelism), in parts. eager: Python starts every kernel."""
+    """What a training framework's program does.
+
+    fused_attention: attention is one kernel; attention: its speed over that of FlashAttention-2.
+    hides_gathers: collectives of weights run beside compute. hides_reductions: so do those of gradients.
+    hides_sums: so do those of activations (tensor parallelism), in parts. On a TPU the chip says which
+    collectives do. eager: Python starts every kernel. dropout: of attention's weights.
+    """
 
     fused_attention: bool
     hides_gathers: bool = True
     hides_reductions: bool = True
     hides_sums: bool = False
     eager: bool = False
+    dropout: bool = False
+    attention: float = 1.0
 
 
-# What a kernel that Python starts takes beyond its roofline: a small matmul in PyTorch on A100 takes 21 us
+# What a kernel that Python starts takes at least: a small matmul in PyTorch on A100 takes 21 us
 # (PrincetonUniversity/LLMCompass ae/figure5).
 EAGER_KERNEL_S = 21e-6
-_XLA_TPU = Runtime(fused_attention=True, hides_sums=True)
+# FlashAttention reaches 25 to 40% of an A100's peak, FlashAttention-2 50 to 73% (arXiv 2307.08691).
+FIRST_FLASH = (0.25 + 0.40) / (0.50 + 0.73)
+_XLA_TPU = Runtime(fused_attention=True)
 _RUNTIMES = (  # the first pattern that the source or the notes hold
     (r"alpa", Runtime(fused_attention=False, hides_gathers=False, hides_reductions=False)),
     (r"maxtext|axlearn|tpu-recipes|paxml|jax", Runtime(fused_attention=True)),
-    (r"foundry|composer", Runtime(fused_attention=True, eager=True)),
+    (r"foundry|composer", Runtime(fused_attention=True, eager=True, attention=FIRST_FLASH)),
     (r"comm overlap options on", Runtime(fused_attention=True, hides_sums=True, eager=True)),
-    (r"megatron|2205\.05198|calculon", Runtime(fused_attention=False, hides_reductions=False, eager=True)),
+    (
+        r"megatron|2205\.05198|calculon",
+        Runtime(fused_attention=False, hides_reductions=False, eager=True, dropout=True),
+    ),
 )
 
 
@@ -66,7 +77,7 @@ class Layout:
     """machine: that one pipeline stage runs on. axes: of its mesh, outermost first, with the size of each;
     roles: of each axis (`planner.sharding.named`). micro: sequences of one micro-batch over all data axes;
     runs: micro-batches of a step. stages, chunks: pipeline stages, and parts of a stage that take turns.
-    gathers: 'each' micro-batch gathers the weights of an fsdp axis, or the 'step' once."""
+    free: whether a solver chose everything but the batch, within the memory."""
 
     machine: Machine
     axes: Mapping[str, int]
@@ -75,7 +86,7 @@ class Layout:
     runs: int
     stages: int
     chunks: int
-    gathers: str
+    free: bool
     runtime: Runtime
 
 
@@ -98,8 +109,7 @@ def layout_of(row: Row) -> Layout:
         runtime = dataclasses.replace(runtime, fused_attention=False)
     if "no gradient bucketing" in words:
         runtime = dataclasses.replace(runtime, hides_reductions=False)
-    if runtime.eager:
-        machine = dataclasses.replace(machine, overhead_seconds=EAGER_KERNEL_S)
+    machine = _as_run(machine, runtime, row.dtype)
     micro, runs = _micro_batches(row, degrees["dp"] * degrees["fsdp"])
     return Layout(
         machine=machine,
@@ -109,8 +119,23 @@ def layout_of(row: Row) -> Layout:
         runs=runs,
         stages=stages,
         chunks=_chunks(row, stages),
-        gathers="step" if re.search(r"shard_grad_op|zero_2", words) else "each",
+        free=re.search(r"\bilp\b|auto_sharding", words) is not None,
         runtime=runtime,
+    )
+
+
+def _as_run(machine: Machine, runtime: Runtime, dtype: str) -> Machine:
+    """The machine as a runtime uses it. In fp8 and int8 the matmuls with weights run at that type's rate, and
+    attention stays as it is."""
+    narrow = re.search(r"fp8|int8", dtype)
+    chip, key = machine.chip, "peak_flops_per_s_bf16"
+    speed = chip.number(f"peak_flops_per_s_{narrow[0]}") / chip.number(key) if narrow else 1.0
+    numbers = dict(chip.numbers) | ({key: chip.numbers[key] * speed} if narrow else {})
+    return dataclasses.replace(
+        machine,
+        chip=dataclasses.replace(chip, numbers=numbers),
+        launch_seconds=EAGER_KERNEL_S if runtime.eager else 0.0,
+        attention_efficiency=machine.attention_efficiency * runtime.attention / speed,
     )
 
 

@@ -2,12 +2,16 @@
 
 import dataclasses
 import itertools
+import math
 import re
 
-from scripts.published.layout import CannotPredict
-from scripts.published.rows import Row
-from scripts.published.transformer import Shape
+import jax
 
+from scripts.published.layout import CannotPredict, Runtime
+from scripts.published.rows import Row
+from scripts.published.transformer import Shape, parameters
+
+_ROOM = 1.3  # params may be nominal, and count embeddings or not
 VOCABULARY = 51_200  # of GPT-2, padded for tensor parallelism (Megatron-LM)
 
 SAVED = (  # words of the remat column -> what the backward pass finds in memory
@@ -19,9 +23,9 @@ SAVED = (  # words of the remat column -> what the backward pass finds in memory
 )
 
 
-def shape_of(row: Row, fused: bool) -> Shape:
-    """The step of a row's whole batch. fused: attention is one kernel. Raises CannotPredict for what is no
-    plain transformer, or not given."""
+def shape_of(row: Row, runtime: Runtime) -> Shape:
+    """The step of a row's whole batch, as a runtime runs it. Raises CannotPredict for what is no plain
+    transformer, or not given."""
     if not (row.layers and row.d_model and row.n_heads and row.seq_len and row.global_batch_sequences):
         raise CannotPredict("the sizes of the model are not all given")
     if "mla" in row.notes.lower():
@@ -30,7 +34,7 @@ def shape_of(row: Row, fused: bool) -> Shape:
     kv_heads = row.n_kv_heads or row.n_heads
     head = row.d_head or row.d_model // row.n_heads
     gated, width = _mlp(row, head, kv_heads, sparse)
-    return Shape(
+    shape = Shape(
         layers=row.layers,
         d_model=row.d_model,
         heads=row.n_heads,
@@ -42,10 +46,23 @@ def shape_of(row: Row, fused: bool) -> Shape:
         batch=row.global_batch_sequences,
         dtype=dtype_of(row),
         gated=gated,
-        fused=fused,
+        fused=runtime.fused_attention,
+        apart=runtime.eager,
+        dropout=runtime.dropout and not runtime.fused_attention,
         saved=saved_of(row),
         **sparse,
     )
+    _check(row, shape)
+    return shape
+
+
+def _check(row: Row, shape: Shape) -> None:
+    """Whether the sizes that were read make about as many parameters as the row says."""
+    built = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters(shape)))
+    if row.params and not 1 / _ROOM < built / row.params < _ROOM:
+        raise CannotPredict(
+            f"the columns make a model of {built / 1e9:.3g} billion parameters, not of {row.params / 1e9:.3g}"
+        )
 
 
 def dtype_of(row: Row) -> str:
@@ -121,8 +138,6 @@ def _mlp(row: Row, head: int, kv_heads: int, sparse: dict[str, float | int]) -> 
 
 
 def stage_of(shape: Shape, stages: int, batch: int) -> Shape:
-    """One pipeline stage of a step, for `batch` sequences. Raises CannotPredict if the layers do not
-    divide."""
-    if shape.layers % (stages * shape.every):
-        raise CannotPredict(f"{shape.layers} layers do not divide into {stages} stages")
-    return dataclasses.replace(shape, layers=shape.layers // stages, batch=batch)
+    """The largest pipeline stage of a step, for `batch` sequences."""
+    groups = -(-shape.layers // (stages * shape.every))
+    return dataclasses.replace(shape, layers=groups * shape.every, batch=batch)

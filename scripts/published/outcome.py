@@ -7,11 +7,8 @@ from planner.errors import PlannerError
 from scripts.published.conventions import measured_seconds
 from scripts.published.layout import CannotPredict, layout_of
 from scripts.published.model import shape_of
-from scripts.published.predict import predict
+from scripts.published.predict import USABLE_FRACTION, predict
 from scripts.published.rows import Row
-
-# What a program holds beyond the arrays of its step: the part of the memory that XLA lets it have at all.
-USABLE_FRACTION = 0.9
 
 
 def outcome_of(row: Row) -> dict[str, Any]:
@@ -20,11 +17,11 @@ def outcome_of(row: Row) -> dict[str, Any]:
     about: dict[str, Any] = {"line": row.line, "model": row.model, "hardware": row.hardware}
     try:
         layout = layout_of(row)
-        shape = shape_of(row, layout.runtime.fused_attention)
+        shape = shape_of(row, layout.runtime)
         measured = measured_seconds(row, shape)
         if measured is None and not ran_out_of_memory(row):
             raise CannotPredict("neither a step time nor a rate of FLOPs was measured")
-        found = predict(shape, layout)
+        found = predict(shape, layout, default_remat=not row.remat)
     except PlannerError as error:
         return about | {"skipped": str(error)}
     return about | {

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from planner.cost.restrict import restrict, widen
 from planner.cost.tables import Tables, build
 from planner.cost.traffic import Network, Transfer, finishes, moves
 from planner.graph.coarsen import Coarse, Node, coarsen
-from planner.graph.graph import Graph
+from planner.graph.graph import Graph, Path
 from planner.graph.labels import ATTRIBUTE, SAMPLE
 from planner.jax_compat import trace_step
 from planner.planning import Decided, peak_bytes
 from planner.sharding import named
+from planner.simulate.policy import policy_of
 from planner.solvers import auto
 from planner.trace import build_graph
 from scripts.published.layout import CannotPredict, Layout
@@ -31,18 +32,25 @@ from scripts.published.model import stage_of
 from scripts.published.transformer import Shape, train_step
 
 SOLVE_SECONDS = 10.0
+# What XLA lets a program have of a GPU's or TPU's memory, about.
+USABLE_FRACTION = 0.9
 _EXAMPLES = frozenset((SAMPLE, ATTRIBUTE))  # of a batch of one only the sequence has a dim to split
 
 
 @dataclasses.dataclass
 class Loop:
-    """Seconds of one micro-batch in one loop, or outside of loops. gathers: of weights; reductions: of
-    gradients; sums: of activations."""
+    """Seconds of one micro-batch in one loop, or outside of loops. beside: of collectives that run while
+    something is computed, which takes `slowed` seconds longer for it; alone: of those that do not."""
 
     compute: float = 0.0
-    gathers: float = 0.0
-    reductions: float = 0.0
-    sums: float = 0.0
+    beside: float = 0.0
+    alone: float = 0.0
+    slowed: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What compute does not cover is waited for."""
+        return max(self.compute + self.slowed, self.beside) + self.alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +78,14 @@ class Prediction:
     parts: Parts
 
 
-def predict(shape: Shape, layout: Layout) -> Prediction:
-    """The step of a whole model under a layout."""
+def predict(shape: Shape, layout: Layout, default_remat: bool = False) -> Prediction:
+    """The step of a whole model under a layout. default_remat: nothing is known of what the backward pass
+    computes again: everything, if else the step would not fit."""
     stage = stage_of(shape, layout.stages, layout.micro)
     parts = parts_of(stage, layout)
+    if default_remat and parts.peak > USABLE_FRACTION * layout.machine.memory_bytes:
+        stage = dataclasses.replace(stage, saved=frozenset())
+        parts = parts_of(stage, layout)
     return Prediction(seconds_of(stage, layout, parts), parts.peak, layout.machine.memory_bytes, parts)
 
 
@@ -85,7 +97,7 @@ def _graph(shape: Shape) -> tuple[Graph, Coarse]:
 
 
 def _key(layout: Layout) -> tuple:
-    return layout.machine, tuple(layout.axes.items()), tuple(layout.roles.items()), layout.gathers
+    return layout.machine, tuple(layout.axes.items()), tuple(layout.roles.items()), layout.free
 
 
 _known: dict[tuple, Parts] = {}
@@ -94,7 +106,7 @@ _known: dict[tuple, Parts] = {}
 def parts_of(shape: Shape, layout: Layout) -> Parts:
     """The parts of one micro-batch and of the update; rows that differ in the number of micro-batches share
     them."""
-    key = (shape, _key(layout), layout.machine.topology)
+    key = (shape, _key(layout), layout.machine.topology, layout.runtime)
     if key not in _known:
         _known[key] = _parts(shape, layout)
     return _known[key]
@@ -103,7 +115,7 @@ def parts_of(shape: Shape, layout: Layout) -> Parts:
 def _parts(shape: Shape, layout: Layout) -> Parts:
     graph, coarse = _graph(shape)
     network = Network(layout.machine, mesh_of(layout.machine, layout.axes))
-    tables = build(graph, coarse, network, math.inf)
+    tables = build(graph, coarse, network, USABLE_FRACTION * layout.machine.memory_bytes)
     users: dict[int, list[Node]] = collections.defaultdict(list)
     for link in coarse.links:
         users[link.maker].append(coarse.nodes[link.user])
@@ -111,21 +123,24 @@ def _parts(shape: Shape, layout: Layout) -> Parts:
     for node in coarse.nodes:
         if sorts[node.id] in ("state", "update") and _EXAMPLES.intersection(dict(node.labels).values()):
             sorts[node.id] = "op" if node.kind == "op" else "activation"
-    kept = _kept(coarse, tables, sorts, layout.roles, _slices(graph, coarse))
-    inside = auto.solve(restrict(tables.problem, kept), seconds=SOLVE_SECONDS)
+    kept = _kept(coarse, tables, sorts, {} if layout.free else layout.roles, _slices(graph, coarse))
+    problem = restrict(tables.problem, kept)
+    if not layout.free:
+        problem = dataclasses.replace(problem, usage_limit=math.inf)
+    inside = auto.solve(problem, seconds=SOLVE_SECONDS)
     if not math.isfinite(inside.cost):
         raise CannotPredict("the layout does not divide the arrays of the step evenly")
     return _sum_up(Decided(graph, coarse, tables, widen(inside.choice, kept)), layout)
 
 
 def _slices(graph: Graph, coarse: Coarse) -> frozenset[int]:
-    """The nodes that only take slices of weights for a loop."""
+    """The nodes that take slices of weights for a loop, and may round them."""
     primitive = {op.id: op.primitive for op in graph.ops}
     return frozenset(
         node.id
         for node in coarse.nodes
         if node.ops
-        and all(primitive[op] == "scan_slice" for op in node.ops)
+        and any(primitive[op] == "scan_slice" for op in node.ops)
         and not _EXAMPLES.intersection(dict(node.labels).values())
     )
 
@@ -166,21 +181,26 @@ def _sum_up(decided: Decided, layout: Layout) -> Parts:
     once = {"update": 0.0, "synced": 0.0, "regathered": 0.0}
     from_data = _from_data(graph)
 
+    regions = sorted(set(region.values()) - {()}, key=len)
+    reader = {link.maker: coarse.nodes[link.user] for link in reversed(coarse.links)}
+
     def where(node: Node) -> Loop:
-        return loops[region[node.ops[0]] if node.ops else ()]
+        while node.kind == "copy":  # stands where the first of those that read it does
+            node = reader[node.id]
+        return loops[_outermost(region[node.ops[0]], regions) if node.ops else ()]
 
     def placed(one: Transfer, node: Node, examples: bool) -> None:
         seconds = one.times * network.run_seconds(one)
-        if examples:
-            where(node).sums += seconds
-        elif one.value not in from_data:
-            where(node).gathers += seconds
-        elif node.kind == "leaf":
+        is_gradient = not examples and one.value in from_data
+        if is_gradient and node.kind == "leaf":
             once["regathered"] += seconds
-        elif "fsdp" in one.axes and layout.roles["fsdp"] == "fsdp":
-            where(node).reductions += seconds
-        else:
+        elif is_gradient and not _each(one, layout):
             once["synced"] += seconds
+        elif _hides(layout, one, examples, is_gradient):
+            where(node).beside += seconds
+            where(node).slowed += seconds * _slowdown(network, one)
+        else:
+            where(node).alone += seconds
 
     for node, table, choice in zip(coarse.nodes, tables.nodes, decided.choice, strict=True):
         seconds = float(table.work[choice])
@@ -214,6 +234,11 @@ def _sum_up(decided: Decided, layout: Layout) -> Parts:
     return Parts(tuple(loops.values()), outer, **once, peak=peak_bytes(decided), flops=flops)
 
 
+def _outermost(region: Path, regions: Sequence[Path]) -> Path:
+    """The outermost loop around a loop. regions: of all loops, the shorter first."""
+    return next((outer for outer in regions if region[: len(outer)] == outer), region)
+
+
 def _sees(dims: tuple, labels: Mapping[str, str]) -> bool:
     """Whether examples lie along a dim."""
     return any(labels.get(dim[0]) in _EXAMPLES for dim in dims if dim)
@@ -229,17 +254,28 @@ def _from_data(graph: Graph) -> set[int]:
     return found
 
 
-def _covered(loop: Loop, layout: Layout) -> float:
-    """Seconds of a loop: collectives beside compute where the runtime runs them so."""
-    runtime, hidden, exposed = layout.runtime, 0.0, 0.0
-    for seconds, hides in (
-        (loop.gathers, runtime.hides_gathers),
-        (loop.reductions, runtime.hides_reductions),
-        (loop.sums, runtime.hides_sums),
-    ):
-        hidden += seconds if hides else 0.0
-        exposed += 0.0 if hides else seconds
-    return max(loop.compute, hidden) + exposed
+def _each(one: Transfer, layout: Layout) -> bool:
+    """Whether the gradients that a collective reduces are reduced in each micro-batch: those kept split."""
+    return "fsdp" in one.axes and layout.roles["fsdp"] == "fsdp"
+
+
+def _hides(layout: Layout, one: Transfer, examples: bool, is_gradient: bool) -> bool:
+    """Whether a collective runs beside compute. A reduce-scatter that a TPU writes as a loop around the parts
+    of a matmul is made of permutes."""
+    if layout.machine.chip.kind == "tpu":
+        return ("permute" if one.ring != 1.0 else one.kind) in layout.machine.chip.asynchronous
+    if examples:
+        return layout.runtime.hides_sums
+    return layout.runtime.hides_reductions if is_gradient else layout.runtime.hides_gathers
+
+
+def _slowdown(network: Network, one: Transfer) -> float:
+    """The part of the compute that a collective takes meanwhile."""
+    found = policy_of(network.machine).slowdown
+    kinds = {wire.kind for axis in one.axes for wire in network.mesh.wires[network.mesh.axes.index(axis)]}
+    return max(
+        (found.get(kind, 0.0) for kind in kinds if "network" not in kinds or kind == "network"), default=0
+    )
 
 
 def seconds_of(shape: Shape, layout: Layout, parts: Parts) -> float:
@@ -250,13 +286,14 @@ def seconds_of(shape: Shape, layout: Layout, parts: Parts) -> float:
     waits for them. Gradients that are reduced once a step run under the last backward pass if the runtime
     hides them.
     """
-    layers, outer = sum(_covered(loop, layout) for loop in parts.loops), _covered(parts.outer, layout)
+    layers, outer = sum(loop.seconds for loop in parts.loops), parts.outer.seconds
     total = layout.runs * (layers + outer)
     if layout.stages > 1:
         total += (layout.stages - 1) / layout.chunks * layers
         total += layout.runs * layout.chunks * 2 * _hop_seconds(shape, layout)
     behind = max((loop.compute for loop in parts.loops), default=0.0)
-    synced = max(0.0, parts.synced - behind) if layout.runtime.hides_reductions else parts.synced
+    hides = layout.runtime.hides_reductions and layout.machine.chip.kind != "tpu"
+    synced = max(0.0, parts.synced - behind) if hides else parts.synced
     return total + synced + parts.update + parts.regathered
 
 

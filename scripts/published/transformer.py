@@ -7,6 +7,7 @@ V vocabulary.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,7 +29,8 @@ class Shape:
     backward pass finds in memory, None for all that it needs; `dots` saves the results of all matmuls with
     weights, `core` all but attention's scores. experts: 0 for a dense MLP; chosen: experts a token goes to;
     room: at an expert, over its even share; every: layers of which one has experts; shared: experts all
-    tokens go to. outer: whether tokens and logits are part of it."""
+    tokens go to; dense_ff: width of the MLPs of the other layers, 0 for d_ff. apart: norms, activations,
+    softmax and dropout are kernels of their own, fused with nothing. dropout: of attention's weights."""
 
     layers: int
     d_model: int
@@ -50,6 +52,8 @@ class Shape:
     every: int = 1
     shared: int = 0
     dense_ff: int = 0
+    apart: bool = False
+    dropout: bool = False
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -105,6 +109,20 @@ def _softmax_back(scale: float, weights_BHTS: jax.Array, grad_BHTS: jax.Array) -
 softmax.defvjp(lambda scores, scale: (softmax(scores, scale),) * 2, _softmax_back)
 
 
+def _kernel(apart: bool, run: Callable[..., jax.Array], x: jax.Array, *others: Any) -> jax.Array:
+    """run(x, *others), of the type and shape of x. apart: as a loop of one iteration, with which nothing
+    around it is fused: what Python starts as a kernel of its own."""
+    if not apart:
+        return run(x, *others)
+    return jax.lax.scan(lambda carry, _: (run(carry, *others), None), x, None, length=1)[0]
+
+
+def _dropped(x: jax.Array) -> jax.Array:
+    """x with some numbers zero. Which ones a kernel finds out by itself: it reads no random numbers."""
+    mask = jax.lax.broadcasted_iota(jnp.uint8, x.shape, x.ndim - 1) % 10 > 0
+    return jnp.where(mask, x / 0.9, 0)
+
+
 def parameters(shape: Shape) -> Any:
     """ShapeDtypeStructs of all weights: those of the layers have a leading dim of layers."""
     d, f, e = shape.d_model, shape.d_ff, shape.d_head
@@ -155,7 +173,7 @@ def _mlp(shape: Shape, weights: Any, h_BTD: jax.Array) -> jax.Array:
         gate = checkpoint_name(h_BTD @ weights["gate"].astype(h_BTD.dtype), "gate")
         hidden = jax.nn.silu(gate) * up
     else:
-        hidden = jax.nn.gelu(up)
+        hidden = _kernel(shape.apart, jax.nn.gelu, up)
     return checkpoint_name(hidden @ weights["down"].astype(h_BTD.dtype), "mlpwo")
 
 
@@ -184,12 +202,14 @@ def _core(shape: Shape, q_BTHE: jax.Array, k_BTKE: jax.Array, v_BTKE: jax.Array)
     share = shape.heads // shape.kv_heads
     k_BTHE, v_BTHE = (jnp.repeat(x, share, axis=2) if share > 1 else x for x in (k_BTKE, v_BTKE))
     scores_BHTS = jnp.einsum("bthe,bshe->bhts", q_BTHE, k_BTHE)
-    weights_BHTS = softmax(scores_BHTS, shape.d_head**-0.5)
+    weights_BHTS = _kernel(shape.apart, lambda scores: softmax(scores, shape.d_head**-0.5), scores_BHTS)
+    if shape.dropout:
+        weights_BHTS = _kernel(shape.apart, _dropped, weights_BHTS)
     return jnp.einsum("bhts,bshe->bthe", weights_BHTS, v_BTHE)
 
 
 def _layer(shape: Shape, weights: Any, x_BTD: jax.Array) -> jax.Array:
-    h_BTD, dtype = _norm(x_BTD, weights["norm1"]), x_BTD.dtype
+    h_BTD, dtype = _kernel(shape.apart, _norm, x_BTD, weights["norm1"]), x_BTD.dtype
 
     def heads(name: str, count: int) -> jax.Array:
         made = checkpoint_name(h_BTD @ weights[name].astype(dtype), name)
@@ -201,7 +221,7 @@ def _layer(shape: Shape, weights: Any, x_BTD: jax.Array) -> jax.Array:
     context = core(heads("q", shape.heads), heads("k", shape.kv_heads), heads("v", shape.kv_heads))
     context = checkpoint_name(context.reshape(*h_BTD.shape[:2], -1), "context")
     x_BTD = x_BTD + checkpoint_name(context @ weights["o"].astype(dtype), "out_proj")
-    h_BTD = _norm(x_BTD, weights["norm2"])
+    h_BTD = _kernel(shape.apart, _norm, x_BTD, weights["norm2"])
     if "experts" in weights:
         x_BTD = x_BTD + _experts(shape, weights, h_BTD)
     return x_BTD + _mlp(shape, weights["mlp"], h_BTD) if "mlp" in weights else x_BTD
