@@ -7,7 +7,7 @@ tiles, so local extents are padded: contraction and columns to the width of the 
 (which operand gives the rows is the compiler's choice: the cheaper one is taken). Source: "How to Scale Your
 Model", the chapters on TPUs and rooflines. A GPU computes tiles of the result, one a multiprocessor at a
 time: the last wave of them is not full (NVIDIA, "Matrix multiplication background"). An attention kernel
-reaches a part of the peak of its own.
+reaches a part of the peak of its own; its matmuls contract the width of a head, or make it.
 """
 
 import functools
@@ -57,6 +57,8 @@ def work_seconds(
         useful = _useful_parts(node, strategies, machine, sizes)
     if primitive in ATTENTION:
         peak *= machine.attention_efficiency
+        width = graph.values[node.inputs[0].value].shape[-1]
+        useful = [_useful(width, machine.mxu_dim or 1)] * len(strategies)
     moved = _bytes_moved(node, primitive, graph, strategies, sizes, touched or {})
     return [
         node.repeat
