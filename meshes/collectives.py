@@ -4,10 +4,10 @@
 it is scattered (reduce_scatter), the array each device holds (all_reduce), all devices' parts together
 (all_to_all). For permute it is what each device sends.
 
-Every time is the least of a few straight lines `latency + bytes * slope` (`lines`): one on TPU and CPU, one
-per algorithm and protocol on GPU (`meshes.nccl`). Times are monotone in bytes. On a TPU, with V = bytes, n =
-group, W = one-way bytes/s of a link, a = seconds per hop (scaling book, chapter on sharding; an all-reduce is
-a reduce_scatter and an all_gather in turn):
+Every time is the least of a few straight lines `latency + bytes * slope` (`lines`): one where it is measured
+(`meshes.machine_file`), else one on TPU and CPU, one per algorithm and protocol on GPU (`meshes.nccl`). Times
+are monotone in bytes. On a TPU, with V = bytes, n = group, W = one-way bytes/s of a link, a = seconds per hop
+(scaling book, chapter on sharding; an all-reduce is a reduce_scatter and an all_gather in turn):
 
     all_gather, reduce_scatter   ring: V (n-1)/n / 2W + a n/2        line: V (n-1)/n / W + a (n-1)
                                  torus axes run a ring order each, so their rates add and so do their hops
@@ -22,6 +22,7 @@ once a device.
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 from meshes.machine import Machine
@@ -71,6 +72,9 @@ def lines(machine: Machine, mesh: LogicalMesh, kind: str, axes: tuple[str, ...])
     wires = tuple(wire for axis in axes for wire in mesh.wires[mesh.axes.index(axis)])
     if not wires:
         return ((0.0, 0.0),)
+    measured = machine.measured.get((kind, group_name(wires)))
+    if measured is not None:
+        return (measured,)
     if machine.chip.kind == "gpu":
         return gpu_lines(machine.chip, kind, wires)
     if machine.chip.kind == "cpu":
@@ -84,6 +88,22 @@ def lines(machine: Machine, mesh: LogicalMesh, kind: str, axes: tuple[str, ...])
         turns = 2 if kind == "all_reduce" else 1
         latency, slope = (turns * term for term in _gather(levels))
     return ((TPU_START_S + latency, slope),)
+
+
+def group_name(wires: Iterable[Wire]) -> str:
+    """What tells one kind of group from another: its devices on each kind of wire, and along each torus axis.
+
+    >>> group_name([Wire("node", "network", 2, 1.0, 0.0), Wire("nvlink", "nvlink", 8, 1.0, 0.0)])
+    'network:2 nvlink:8'
+    """
+    sides: dict[str, list[int]] = {}
+    for wire in wires:
+        sides.setdefault(wire.kind, []).append(wire.size)
+    names = (
+        f"{kind}:{'x'.join(map(str, sorted(sizes)))}" if kind == "ici" else f"{kind}:{math.prod(sizes)}"
+        for kind, sizes in sides.items()
+    )
+    return " ".join(sorted(names))
 
 
 def _host_line(kind: str, wires: tuple[Wire, ...]) -> Line:

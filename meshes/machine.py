@@ -4,11 +4,13 @@ tpu_v5p:4x4x4           a TPU slice, its shape in chips
 tpu_v5e:16x16*2         two slices over the data-centre network
 gpu_h100_sxm_80gb:4x8   four nodes of eight GPUs; `:8` is one node
 cpu:8                   eight devices of this host's cores
+machine.json            what `meshwright calibrate` measured; its name is then cpu:8@machine.json
 """
 
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 
 from meshes.chip import Chip, Shape, chip_names, find_chip
 from meshes.host import Host, available_bytes, host
@@ -54,7 +56,8 @@ class Machine:
     matmuls reach; attention_efficiency: the part of it that an attention kernel reaches. hbm_efficiency: the
     part of the bandwidth that long copies reach. mxu_dim: side of the matrix unit in elements, 0 if there is
     none. multiprocessors: of a GPU, else 0. overhead_seconds: per op, beyond its roofline. launch_seconds:
-    the least an op takes, where a host starts each one.
+    the least an op takes, where a host starts each one. measured: (kind of collective, name of the group) ->
+    its (seconds, seconds per byte), where a machine file has it.
     """
 
     name: str
@@ -71,6 +74,9 @@ class Machine:
     attention_efficiency: float = dataclasses.field(default=1.0, compare=False)
     multiprocessors: int = dataclasses.field(default=0, compare=False)
     launch_seconds: float = dataclasses.field(default=0.0, compare=False)
+    measured: Mapping[tuple[str, str], tuple[float, float]] = dataclasses.field(
+        default_factory=dict, compare=False
+    )
 
     @property
     def devices(self) -> int:
@@ -116,8 +122,13 @@ def machine_names() -> tuple[str, ...]:
 def load_machine(text: str) -> Machine:
     """The machine of one line of text; see the module for the forms.
 
-    Raises InputError for text of another form, an unknown chip, and a topology that does not exist.
+    Raises InputError for text of another form, an unknown chip, a topology that does not exist, and a machine
+    file that cannot be read.
     """
+    if text.endswith(".json"):
+        from meshes.machine_file import machine_of_file  # which makes its machine from one of the books
+
+        return machine_of_file(text.rpartition("@")[2])
     parts = re.fullmatch(
         r"\s*(?P<chip>[^:*]+?)\s*:\s*(?P<shape>\d+(?:x\d+)*)\s*(?:\*\s*(?P<slices>\d+)\s*)?", text
     )
@@ -136,6 +147,14 @@ def load_machine(text: str) -> Machine:
         return _cpu_machine(text, shape, slices)
     chip = find_chip(parts["chip"])
     return _tpu_machine(chip, shape, slices) if chip.kind == "tpu" else _gpu_machine(chip, shape, slices)
+
+
+def cpu_devices(text: str) -> int:
+    """How many devices of this host's the machine of a text has, 0 if it is another machine, or none."""
+    if text.endswith(".json"):
+        machine = load_machine(text)
+        return machine.devices if machine.chip.kind == "cpu" else 0
+    return int(text[4:]) if text.startswith("cpu:") and text[4:].isdecimal() else 0
 
 
 def _tpu_machine(chip: Chip, shape: Shape, slices: int) -> Machine:

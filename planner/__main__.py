@@ -7,6 +7,7 @@
   show      a saved plan, or one value of it             plan.json --value='state.params.*'
   diff      what changes from one saved plan to another  old.json new.json
   solve     a problem of the sharding contest's format   --problem=file.json.gz --seconds=60 --json=out.json
+  calibrate measure this host's devices, for --machine    --machine=cpu:8 --out=machine.json
   machines  the machines there are, with their sources   or one of them: --machine=gpu_h100_sxm_80gb:2x8
 
 Exit status: 0 done; 1 when the compiled program is not as planned (verify); 2 bad input, said in one
@@ -34,7 +35,7 @@ _FLAGS = (  # name, kind, default, what it is; sorted by name
     ("memory_fraction", "float", 0.9, "part of the device memory that a plan may use"),
     ("mesh", "string", "", "fix the logical mesh: data=4,model=2"),
     ("model", "string", "", "a model of models/, like gpt, llama, moe or resnet"),
-    ("out", "string", "", "file to save the plan to, for show, diff and --plan"),
+    ("out", "string", "", "file to save the plan to, for show, diff and --plan; calibrate: the machine's"),
     ("pins", "string", "", "specs to hold: 'batch.*=P(data, -);state.params.*.w1=P(-, model)'"),
     ("plan", "string", "", "train, verify: take this saved plan instead of making one"),
     ("problem", "string", "", "solve: the file of the problem, .json or .json.gz"),
@@ -203,7 +204,7 @@ def _diff(values: flags.FlagValues, words: list[str]) -> Any:
 
 
 def _verify(values: flags.FlagValues, words: list[str]) -> Any:
-    from meshes.machine import load_machine
+    from meshes.machine import cpu_devices, load_machine
     from planner.compiled import devices_of, expect_tpu
     from planner.plans import load
     from planner.report.verification import as_json
@@ -217,8 +218,8 @@ def _verify(values: flags.FlagValues, words: list[str]) -> Any:
             f"{values.plan} is a plan for {machine}, and --machine is {values.machine}. Leave --machine out, "
             "or leave --plan out to plan for it."
         )
-    if machine.startswith("cpu:") and machine[4:].isdecimal():
-        use_cpu_devices(int(machine[4:]))
+    if cpu_devices(machine):
+        use_cpu_devices(cpu_devices(machine))
     expect_tpu(machine)
     choices, job = _choices(values), _job(values)
     if machine:
@@ -235,6 +236,29 @@ def _machines(values: flags.FlagValues, words: list[str]) -> Any:
     _no_words(words)
     _print(machine_table(values.machine))
     return machine_json(values.machine)
+
+
+def _calibrate(values: flags.FlagValues, words: list[str]) -> Any:
+    from meshes.calibrate import calibrate
+    from meshes.devices import machine_of_process
+    from meshes.machine import cpu_devices, load_machine
+    from meshes.machine_file import as_json
+    from planner.progress import planning_bar
+    from planner.report.machines import machine_table
+    from planner.storage import write_json
+    from planner.training import use_cpu_devices
+
+    _no_words(words)
+    if not values.out.endswith(".json"):
+        raise InputError("Say where to keep what is measured: --out=machine.json.")
+    if count := cpu_devices(values.machine):
+        use_cpu_devices(count)
+    machine = load_machine(values.machine) if values.machine else machine_of_process()
+    with planning_bar() as progress:
+        found = as_json(calibrate(machine, progress))
+    write_json(values.out, found)
+    _print(machine_table(values.out))
+    return found
 
 
 def _solve(values: flags.FlagValues, words: list[str], began: float | None = None) -> Any:
@@ -271,6 +295,7 @@ def _train(values: flags.FlagValues, words: list[str]) -> Any:
 
 
 _COMMANDS: dict[str, Callable[[flags.FlagValues, list[str]], Any]] = {
+    "calibrate": _calibrate,
     "compare": _compare,
     "diff": _diff,
     "machines": _machines,

@@ -8,6 +8,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import planner
+from meshes.machine import cpu_devices
 from planner import training
 from planner.errors import InputError
 from planner.jobs import Job
@@ -32,8 +33,8 @@ def train(
     choices: the keywords of `planner.plan`. Returns what `--json` writes. Raises PlannerError for bad input.
     """
     machine = choices["machine"] or ""
-    if machine.startswith("cpu:") and machine[4:].isdecimal():
-        training.use_cpu_devices(int(machine[4:]))
+    if cpu_devices(machine):
+        training.use_cpu_devices(cpu_devices(machine))
     job = make_job()
     if job.init is None or job.make_batch is None:
         raise InputError(

@@ -46,6 +46,7 @@ FLOORS = (
     ),
     (
         (
+            "meshes.calibrate",
             "meshes.devices",
             "planner.apply",
             "planner.compiled",

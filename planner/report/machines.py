@@ -59,6 +59,9 @@ def _constants(machine: Machine) -> Table:
         table.add_row(key, show_number(key, value), chip.sources.get(key, ""))
     for gpus, rate in machine.chip.ring_by_gpus.items():
         table.add_row(f"nvlink ring of {gpus} GPUs", quantity(rate, "B/s"), "measured; see the chip's file")
+    for (kind, group), (start, slope) in machine.measured.items():
+        rate = quantity(1 / slope, "B/s") if slope else "any size"
+        table.add_row(f"{kind} over {group}", f"{duration(start)} + {rate}", "measured")
     if chip.kind == "cpu":  # all of it is measured, and nothing assumed
         return table
     if "matmul_achieved_fraction_bf16" not in chip.numbers:
