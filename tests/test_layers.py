@@ -69,6 +69,7 @@ FLOORS = (
             "planner.jobs",
             "planner.progress",
             "planner.solve_command",
+            "planner.sweep",
             "planner.train_command",
         ),
     ),

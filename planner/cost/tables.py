@@ -173,6 +173,7 @@ class _Build:
             ports(node.outputs),
             tuple((s.dims, s.reduced, s.repeat, self.graph.values[s.value].itemsize) for s in node.sums),
             tuple((b.dims, b.dim, b.before, b.after, b.repeat) for b in node.borders),
+            (node.apart, node.filling),
             node.flops,
             node.repeat,
             of_state(node),

@@ -68,7 +68,7 @@ class Node:
 
     sizes, splittable, labels: its factors, those that axes may be given to, and what each stands for. inner:
     values made and read inside it, which cost no memory traffic but are pinned all the same. flops: of one
-    run, unsharded. borders: the dims it reads with a halo.
+    run, unsharded. borders: the dims it reads with a halo. apart, filling: factors, as in Rule.
     """
 
     id: int
@@ -85,6 +85,8 @@ class Node:
     repeat: float
     position: int
     borders: tuple[Border, ...] = ()
+    apart: tuple[tuple[str, str], ...] = ()
+    filling: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,6 +238,12 @@ class _Builder:
             repeat=max(op.repeat for op in members),
             position=min(self.position[op.id] for op in members),
             borders=tuple(_borders(block)),
+            apart=tuple(
+                (block.factor(op.id, one), block.factor(op.id, other))
+                for op in members
+                for one, other in op.rule.apart
+            ),
+            filling=frozenset(block.factor(op.id, f) for op in members for f in op.rule.filling),
         )
 
     def _input(self, value: int, uses: Sequence[tuple[Op, int]], block: Block) -> Port:

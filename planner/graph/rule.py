@@ -40,7 +40,9 @@ class Rule:
 
     operands, results: per value, per dim, its factors, major first. sizes: extent of every factor.
     whole: factors that may not be split. halos: of the dims that have one, in order. finished: factors that
-    leave no partial results, though no result has them.
+    leave no partial results, though no result has them. apart: pairs of which only one may be split. filling:
+    factors that are split only where no axis of the mesh is idle. These two are no mathematics: they leave
+    out what XLA's partitioner gets wrong.
     A literal or unused operand has `dims` of () .
     """
 
@@ -50,6 +52,8 @@ class Rule:
     whole: frozenset[str] = frozenset()
     halos: tuple[Halo, ...] = ()
     finished: frozenset[str] = frozenset()
+    apart: tuple[tuple[str, str], ...] = ()
+    filling: frozenset[str] = frozenset()
 
     @functools.cached_property
     def factors(self) -> tuple[str, ...]:

@@ -84,13 +84,15 @@ def build(
     whole: Iterable[str] = (),
     sizes: Mapping[str, int] | None = None,
     halos: Mapping[tuple[int, int], tuple[int, int]] | None = None,
+    apart: Iterable[tuple[str, str]] = (),
+    filling: Iterable[str] = (),
 ) -> Rule:
     """A rule from the factors of each dim.
 
     Extents come from the dims where a factor stands alone, and from `sizes` for the others. A dim of extent
     one is walked by no factor, whatever its name, so a stretched dim needs no care; a factor over nothing
     (extent zero) stays whole. halos: rows before and after, by operand and dim; of a dim that cannot be split
-    there are none. Raises ValueError if two dims of one factor differ.
+    there are none. apart, filling: as in Rule. Raises ValueError if two dims of one factor differ.
     """
     named = [
         tuple((n,) if isinstance(n, str) else n for n in names) for names in (*operand_names, *result_names)
@@ -116,4 +118,7 @@ def build(
         for (place, dim), rows in sorted((halos or {}).items())
         if any(rows) and stay.isdisjoint(values[place][dim][:1]) and values[place][dim]
     )
-    return Rule(values[:count], values[count:], {f: extents[f] for f in kept}, frozenset(stay), read)
+    pairs = tuple(pair for pair in apart if set(pair) <= kept.keys())
+    alone = frozenset(filling) & kept.keys()
+    sizes_kept = {f: extents[f] for f in kept}
+    return Rule(values[:count], values[count:], sizes_kept, frozenset(stay), read, apart=pairs, filling=alone)

@@ -20,7 +20,8 @@ from planner.rules.entry import Name
 @dataclasses.dataclass(frozen=True)
 class Slide:
     """The factors of one dim. array, window, result: of each. sizes: of the factors that stand behind another
-    one. whole: those that stay whole. halo: rows of the array before a tile, and after it."""
+    one. whole: those that stay whole. halo: rows of the array before a tile, and after it. along: what the
+    array is split with, 'result' or 'window', '' if neither or if it is no more than a matmul."""
 
     array: Name
     window: Name
@@ -28,6 +29,7 @@ class Slide:
     sizes: tuple[tuple[str, int], ...] = ()
     whole: tuple[str, ...] = ()
     halo: tuple[int, int] = (0, 0)
+    along: str = ""
 
 
 def slide(
@@ -45,16 +47,18 @@ def slide(
     x, w, y, s = f"x{mark}", f"w{mark}", f"y{mark}", f"s{mark}"
     reach = (window - 1) * dilation + 1
     along_window = holes == 1 and array == dilation * window
+    moving = "result" if window * stride * holes > 1 else ""
     along_result = array * holes == stride * result and 1 in (stride, holes)
     if along_result and holes == 1 and not (along_window and window > result):
         tile, sizes = _tile(x, s, stride)
-        return Slide(tile, w, x, sizes, (w,), _rows(low, reach - stride - low))
+        return Slide(tile, w, x, sizes, (w,), _rows(low, reach - stride - low), moving)
     if along_result and holes > 1:
         tile, sizes = _tile(x, s, holes)
-        return Slide(x, w, tile, sizes, (w,), _rows(low // holes, (reach - 2 - low) // holes + 1))
+        return Slide(x, w, tile, sizes, (w,), _rows(low // holes, (reach - 2 - low) // holes + 1), moving)
     if along_window:
         tile, sizes = _tile(x, s, dilation)
-        return Slide(tile, x, y, sizes, (y,), _rows(low, (result - 1) * stride + 1 - dilation - low))
+        moving = "window" if result * dilation > 1 else ""
+        return Slide(tile, x, y, sizes, (y,), _rows(low, (result - 1) * stride + 1 - dilation - low), moving)
     return Slide(x, w, y, (), (x, w, y))
 
 

@@ -146,7 +146,13 @@ def _assemble(combination: tuple[_Move, ...]) -> Strategy:
 
 
 def _fits(node: Node, strategy: Strategy, extents: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Whether all splits are even, those of the scattered result included, and halos come from neighbours."""
+    """Whether all splits are even, those of the scattered result included, halos come from neighbours, and
+    the factors that are split may be so together."""
+    if any(one in strategy.split and other in strategy.split for one, other in node.apart):
+        return False
+    busy = sum(len(axes) for axes in strategy.split.values())
+    if not node.filling.isdisjoint(strategy.split) and busy < sum(size > 1 for size in sizes.values()):
+        return False
     if any(extents[factor] % ways(axes, sizes) for factor, axes in strategy.split.items() if len(axes) > 1):
         return False
     for border in node.borders:
