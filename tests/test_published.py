@@ -11,7 +11,7 @@ import pytest
 from pipeline import graph_of
 
 from planner.errors import InputError
-from planner.rules import flops_of
+from planner.graph.notation import show
 from scripts.published import report
 from scripts.published.conventions import (
     flops_with_recomputing,
@@ -112,9 +112,13 @@ def test_fused_attention_multiplies_half_of_the_pairs_and_makes_the_scores_again
     pairs = 2 * 4 * 64 * (128 * 128 - 128 * 128 / 2)
     assert found["dot_product_attention_fwd_wrapper"].flops == 4 * pairs
     assert found["dot_product_attention_bwd_wrapper"].flops == 10 * pairs
-    rule = found["dot_product_attention_fwd_wrapper"].rule
-    assert set(rule.splittable) == {"b", "m"}
-    assert flops_of("no such primitive", {}, (), ()) == 0
+    forward, backward = (show(found[f"dot_product_attention_{way}_wrapper"].rule) for way in ("fwd", "bwd"))
+    unused = ", ".join(["none!", *(f"u{k}v0!" for k in range(4, 10))])
+    inputs = f"b t! (m g!) h!, b s! m h!, b s! m w!, {unused}"
+    results = "b t! (m g!) w!, b (m g!) t!"
+    assert forward == f"{inputs} -> {results}"
+    row, result = "b (m g!) t!", "b t! (m g!) w!"
+    assert backward == f"{inputs}, {row}, {result}, {result} -> b t! (m g!) h!, b s! m h!, b s! m w!"
 
 
 def test_a_rate_becomes_seconds_by_the_rows_convention(tmp_path):

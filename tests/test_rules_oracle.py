@@ -17,6 +17,7 @@ from planner.rules import TABLE, flops_of, is_light
 PSEUDO = {"cond_join", "loop_carry", "scan_slice", "scan_stack"}
 # Rows that need a mesh, a GPU or another jax, draw new numbers each time, or that comparators of sorts use.
 ELSEWHERE = {
+    "dot_product_attention_bwd_wrapper", "dot_product_attention_fwd_wrapper",
     "empty", "empty2", "eq_to", "iota_2x32_shape", "layout_constraint", "le_to", "log2", "lt_to", "mulhi",
     "one_minus_square", "platform_index", "polynomial", "pvary", "reshard", "rng_uniform",
     "scaled_matmul_wrapper", "sharding_constraint", "with_memory_space_constraint", "zeros_like",

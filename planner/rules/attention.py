@@ -6,6 +6,8 @@ head are neighbours, so their heads are `(m g)`. The backward pass multiplies fi
 pass does twice, because it makes the scores again.
 """
 
+from collections.abc import Mapping, Sequence
+
 from planner.graph.rule import Rule
 from planner.rules.entry import Avals, Entry, Name, Params, build
 
@@ -17,58 +19,63 @@ def _dims(params: Params, time: str, heads: Name, width: str) -> list[Name]:
     return ["b", heads, time, width] if params["layout"] == _HEADS_FIRST else ["b", time, heads, width]
 
 
-def _sides(params: Params, operands: Avals) -> tuple[int, int, int]:
-    """Query heads, key heads, and the place of the heads."""
+def _counts(params: Params, operands: Avals) -> tuple[int, int, int]:
+    """Query heads, key heads, and the dim of time."""
     place = 1 if params["layout"] == _HEADS_FIRST else 2
-    return operands[0].shape[place], operands[1].shape[place], place
+    return operands[0].shape[place], operands[1].shape[place], 3 - place
 
 
 def _parts(params: Params, operands: Avals) -> dict[str, list[Name]]:
-    queries, keys, _ = _sides(params, operands)
+    """The factors of every sort of array."""
+    queries, keys, _ = _counts(params, operands)
     heads: Name = "m" if queries == keys else ("m", "g")
-    bias: list[Name] = ["b" if operands[3].shape[0] > 1 else "u", "v", "t", "s"][: len(operands[3].shape)]
+    biases: list[Name] = ["b", "v", "t", "s"] if len(operands[3].shape) == 4 else ["none"]
     return {
         "query": _dims(params, "t", heads, "h"),
         "key": _dims(params, "s", "m", "h"),
         "value": _dims(params, "s", "m", "w"),
         "result": _dims(params, "t", heads, "w"),
-        "bias": bias if len(operands[3].shape) == 4 else ["none"],
+        "bias": biases,
         "row": ["b", heads, "t"],
     }
 
 
 def _built(
-    params: Params, operands: Avals, results: Avals, ins: list[list[Name]], outs: list[list[Name]]
+    params: Params,
+    operands: Avals,
+    results: Avals,
+    ins: Mapping[int, Sequence[Name]],
+    outs: Sequence[Sequence[Name]],
 ) -> Rule:
-    queries, keys, _ = _sides(params, operands)
-    plain = [[f"{'pq'[k % 2]}{k}{d}" for d in range(len(aval.shape))] for k, aval in enumerate(operands)]
-    names: list[list[Name]] = [*plain]  # type: ignore[list-item]
-    for k, dims in zip((0, 1, 2, 3, 10, 11, 12), ins, strict=False):
-        names[k] = dims
-    free = {f for dims in names + outs for dim in dims for f in ((dim,) if isinstance(dim, str) else dim)}
+    """ins: the factors of some operands, by place; the dims of the others stand for nothing else."""
+    queries, keys, _ = _counts(params, operands)
+    names = [ins.get(k, [f"u{k}v{dim}" for dim in range(len(aval.shape))]) for k, aval in enumerate(operands)]
+    factors = {
+        f for dims in (*names, *outs) for dim in dims for f in ((dim,) if isinstance(dim, str) else dim)
+    }
     sizes = {"m": keys, "g": queries // keys}
-    return build(names, outs, operands, results, whole=free - {"b", "m"}, sizes=sizes)
+    return build(names, outs, operands, results, whole=factors - {"b", "m"}, sizes=sizes)
 
 
 def attention_forward(params: Params, operands: Avals, results: Avals) -> Rule:
     """`b t! (m g) h!, b s! m h!, b s! m w! -> b t! (m g) w!, b (m g) t!`."""
     of = _parts(params, operands)
-    ins = [of["query"], of["key"], of["value"], of["bias"]]
+    ins = {0: of["query"], 1: of["key"], 2: of["value"], 3: of["bias"]}
     return _built(params, operands, results, ins, [of["result"], of["row"]][: len(results)])
 
 
 def attention_backward(params: Params, operands: Avals, results: Avals) -> Rule:
     """Operands of the forward pass, its results, and the gradient of the first -> gradients of the former."""
     of = _parts(params, operands)
-    ins = [of["query"], of["key"], of["value"], of["bias"], of["row"], of["result"], of["result"]]
+    ins = {0: of["query"], 1: of["key"], 2: of["value"], 3: of["bias"]}
+    ins |= {10: of["row"], 11: of["result"], 12: of["result"]}
     outs = [of["query"], of["key"], of["value"], of["bias"]][: len(results)]
     return _built(params, operands, results, ins, outs)
 
 
 def _points(params: Params, operands: Avals) -> float:
     """Pairs of a query and a key that is not masked out, over batch and heads, times the width of a head."""
-    heads, _, place = _sides(params, operands)
-    time = 3 - place
+    heads, _, time = _counts(params, operands)
     query, key = operands[0].shape, operands[1].shape
     pairs = float(query[time] * key[time])
     window = params["sliding_window_length"]
