@@ -18,7 +18,7 @@ from planner.solvers.dominance import undominated
 from planner.solvers.interning import Interner
 from planner.solvers.mapping import Reduced, reduced, restore, translate
 from planner.solvers.quick import quick, suits
-from planner.solvers.record import Record, answer
+from planner.solvers.record import ROUNDING, Record, answer
 from planner.solvers.search import search
 from planner.solvers.shrink import shrunk
 from planner.solvers.warmup import compiled
@@ -223,3 +223,23 @@ def test_kernels_are_compiled_beforehand_with_the_types_they_are_called_with() -
     before = [len(one.signatures) for one in kernels]
     found_by_search(tight(2, 60))
     assert [len(one.signatures) for one in kernels] == before
+
+
+def test_prices_are_put_on_the_first_worst_time_of_each_stretch() -> None:
+    assert ascent.worst(np.array([-1.0, 3.0, 5.0, 5.0, 0.0, 2.0, -4.0, 1.0, 2.0])).tolist() == [2, 5, 8]
+    assert ascent.worst(np.array([-1.0, 0.0])).tolist() == []
+
+
+def test_the_spell_that_closed_most_of_the_gap_comes_next() -> None:
+    whole = shrunk(tight(4, 60), Interner())
+    assert whole is not None
+    state = ascent.Ascent(arrays_of(whole.problem, Interner()))
+    target, runs = found_by_search(whole.problem).cost, []
+    while state.spells < 12:
+        before = state.spells, state.spell, list(state.rates)
+        ascent.step(state, target)
+        if state.spells > before[0]:
+            runs.append(before[1])
+            assert state.rates[state.spell] == max(state.rates)
+    assert runs[: len(ascent.SPELLS)] == list(range(len(ascent.SPELLS)))
+    assert state.bound <= target * (1.0 + ROUNDING)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from planner.cost.problem import Floats, Problem
+from planner.cost.problem import Floats
 from planner.solvers.arrays import Arrays, Ints, arrays_of
 from planner.solvers.ascent import Ascent, settle, step
 from planner.solvers.incumbent import Incumbent, begin, offer, shake, take
@@ -112,6 +112,9 @@ class _Stage:
             prices = np.zeros(record.problem.horizon)
             prices[before.arrays.times] = before.ascent.best[0]
             self.ascent.prices = prices[self.arrays.times]
+            self.ascent.active = self.ascent.prices > 0.0
+            self.ascent.rates, self.ascent.spell = before.ascent.rates, before.ascent.spell
+            self.ascent.pace = before.ascent.pace
             self.narrow_at = NARROWER * before.gap
             self.rounds, self.gained = before.rounds, before.gained
 
