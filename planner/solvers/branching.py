@@ -28,15 +28,15 @@ from planner.solvers.minplus import OutOfTime
 from planner.solvers.passes import Pass, layout_of, lowest
 from planner.solvers.planes import CLOSE, Planes, add, inside, top
 from planner.solvers.priced import Allowed, Priced
-from planner.solvers.record import Record, note
-from planner.solvers.repair import relinked
+from planner.solvers.record import ROUNDING, Record, note
+from planner.solvers.repair import descended, relinked, rescued
 
-FIRST_BOX, LAST_BOX, GROWTH = 0.1, 1e6, 8.0  # the highest price, as `planes.top` takes it
+FIRST_BOX, LAST_BOX, GROWTH = 0.1, 1e6, 32.0  # the highest price, as `planes.top` takes it
 INWARD = 0.5  # how far the next prices are moved to the best ones
-ROOT_ROUNDS, ROUNDS = 60, 8  # of prices, for the whole and for a part
-EARLY = 0.2  # of the gap: a part is split when prices cannot raise its bound by more
+ROOT_ROUNDS, ROUNDS = 60, 14  # of prices, for the whole and for a part
+EARLY = 0.1  # of the gap: a part is split when prices cannot raise its bound by more
 MOST = 1e7  # entries of an elimination at every price
-CEILING = 1e3  # times the highest cost of a choice: sums are exact up to this
+CEILING = 64.0  # times the highest cost of a choice: sums are exact up to this
 WALKS = 6  # at one price
 
 
@@ -74,9 +74,10 @@ class Tree:
 
     @property
     def goal(self) -> float:
-        """A bound above which a part has nothing better: no choice costs more than the most."""
+        """A bound from which on a part has nothing better, but for rounding: no choice costs more than the
+        most."""
         best = self.record.best
-        return self.priced.most if best is None else best.cost
+        return self.priced.most if best is None else best.cost * (1.0 - ROUNDING / 2)
 
 
 def branch(record: Record, small: float, deadline: float) -> str:
@@ -109,7 +110,7 @@ def _grow(tree: Tree, root: Part, small: float, deadline: float) -> None:
             if half.bound < tree.goal:
                 heapq.heappush(heap, (half.bound, next(counter), half))
     if record.best is not None:
-        record.bound = record.best.cost
+        record.bound = max(record.bound, tree.goal)
     else:
         record.floor = np.inf
 
@@ -148,13 +149,26 @@ def _evaluate(
     record = tree.record
     seen = note(record, made.choice)
     _meet(tree, seen)
-    best = record.best
-    if best is not None and seen.cost < best.cost:
-        linked = relinked(record.problem, best.choice, seen.choice)
-        if linked != best.choice:
-            _meet(tree, note(record, linked))
+    _better(tree, seen, deadline)
     low = made.value - made.rounding - paid
     return low if low <= tree.priced.most else np.inf, seen.peak
+
+
+def _better(tree: Tree, seen: Seen, deadline: float) -> None:
+    """Betters the best choice by what a cheaper one has."""
+    record, best = tree.record, tree.record.best
+    if best is None or seen.cost > best.cost:
+        return
+    given = record.problem, record.ties
+    made = [relinked(*given, best, seen), rescued(*given, seen, best)]
+    for choice in made:
+        if choice != best.choice:
+            _meet(tree, note(record, choice))
+    while record.best is not best and record.best is not None:
+        best = record.best
+        choice = descended(*given, best, deadline)
+        if choice != best.choice:
+            _meet(tree, note(record, choice))
 
 
 def _minimum(tree: Tree, prices: Floats, left: Mapping[int, Allowed], deadline: float) -> Pass:
@@ -182,14 +196,16 @@ def _halves(tree: Tree, part: Part) -> list[dict[int, Allowed]]:
         held = _held(tree, int(v), part.prices)
         mean = float(share @ held[choices[:, v]])
         apart = float(share @ np.abs(held[choices[:, v]] - mean))
-        if apart > most:
-            best, most, split = int(v), apart, held > mean
+        able = part.left.get(int(v), np.ones(len(held), dtype=bool))
+        more = able & (held > mean)
+        if apart > most and more.any() and (more != able).any():
+            best, most, split = int(v), apart, more
     if best < 0:
         best, split = _any(tree, part)
     if best < 0:
         return []
     able = part.left.get(best, np.ones(len(split), dtype=bool))
-    return [{**part.left, best: able & half} for half in (split, ~split)]
+    return [{**part.left, best: half} for half in (able & split, able & ~split)]
 
 
 def _any(tree: Tree, part: Part) -> tuple[int, Allowed]:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.cost.problem import Floats, Problem
-from planner.solvers.ledger import Changes, Ledger, changed_usage, excess_change, fits
+from planner.solvers.ledger import Changes, changed_usage, excess_change, fits, ledger_of
 
 Near = list[tuple[int, Floats]]  # of one node: each neighbour, with the table [own strategy, neighbour's]
 
@@ -40,7 +40,7 @@ class Additive:
 
     def __init__(self, problem: Problem, choice: tuple[int, ...]) -> None:
         self.unary, self.near, self.wall = tables_of(problem)
-        self.ledger = Ledger(problem, choice) if np.isfinite(problem.usage_limit) else None
+        self.ledger = ledger_of(problem, tuple(choice)) if np.isfinite(problem.usage_limit) else None
         self.choice = self.ledger.choice if self.ledger else list(choice)
         self.over = 0.0  # bytes above the limit, summed over all times
         if self.ledger:

@@ -1,7 +1,7 @@
 """Choices with their usage over time, and what changing a few nodes of one would cost and use."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,33 +24,47 @@ class Seen:
         return float(self.usage.max(initial=0.0))
 
 
+class Ties:
+    """What belongs to each node and edge of a problem: found once, for all ledgers of it.
+
+    edges_of[v]: the edges of node v. by_node, by_edge: their usages."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.edges_of: list[list[int]] = [[] for _ in problem.node_costs]
+        for edge, (u, w) in enumerate(problem.edges):
+            self.edges_of[u].append(edge)
+            if w != u:
+                self.edges_of[w].append(edge)
+        self.by_node = _by_owner(problem.node_usages)
+        self.by_edge = _by_owner(problem.edge_usages)
+
+
+def _by_owner(usages: Sequence[Usage]) -> dict[int, list[Usage]]:
+    held: dict[int, list[Usage]] = {}
+    for usage in usages:
+        if usage.last > usage.first:
+            held.setdefault(usage.of, []).append(usage)
+    return held
+
+
 def see(problem: Problem, choice: tuple[int, ...]) -> Seen:
     """A choice with what it costs and uses."""
     return Seen(choice, cost_of(problem, choice), usage_over_time(problem, choice))
 
 
 class Ledger:
-    """choice: one strategy per node. usage: bytes at every time. cost: of the choice."""
+    """choice: one strategy per node. usage: bytes at every time. cost: seconds. ties: of the problem."""
 
-    def __init__(self, problem: Problem, choice: tuple[int, ...]) -> None:
-        self.problem = problem
-        self.choice = list(choice)
-        self.usage = usage_over_time(problem, choice)
-        self.cost = cost_of(problem, choice)
-        self.edges_of: list[list[int]] = [[] for _ in choice]
-        for edge, (u, w) in enumerate(problem.edges):
-            self.edges_of[u].append(edge)
-            if w != u:
-                self.edges_of[w].append(edge)
-        self.held_by_node: dict[int, list[Usage]] = {}
-        self.held_by_edge: dict[int, list[Usage]] = {}
-        for of, usages in (
-            (self.held_by_node, problem.node_usages),
-            (self.held_by_edge, problem.edge_usages),
-        ):
-            for usage in usages:
-                if usage.last > usage.first:
-                    of.setdefault(usage.of, []).append(usage)
+    def __init__(self, problem: Problem, seen: Seen, ties: Ties) -> None:
+        self.problem, self.ties = problem, ties
+        self.choice = list(seen.choice)
+        self.usage = seen.usage.copy()
+        self.cost = seen.cost
+
+
+def ledger_of(problem: Problem, choice: tuple[int, ...]) -> Ledger:
+    """The ledger of a choice, where there is only one of the problem."""
+    return Ledger(problem, see(problem, choice), Ties(problem))
 
 
 def cost_change(ledger: Ledger, changes: Changes) -> float:
@@ -70,11 +84,11 @@ def changed_usage(ledger: Ledger, changes: Changes) -> tuple[int, int, Floats]:
     """The usage after the changes, on the times [first, last) where it may differ."""
     moves: list[tuple[int, int, float]] = []
     for v, c in changes.items():
-        for usage in ledger.held_by_node.get(v, ()):
+        for usage in ledger.ties.by_node.get(v, ()):
             moves.append((usage.first, usage.last, float(usage.bytes[c] - usage.bytes[ledger.choice[v]])))
     for edge in _touched(ledger, changes):
         u, w = ledger.problem.edges[edge]
-        for usage in ledger.held_by_edge.get(edge, ()):
+        for usage in ledger.ties.by_edge.get(edge, ()):
             after = usage.bytes[_new(ledger, changes, u), _new(ledger, changes, w)]
             moves.append(
                 (usage.first, usage.last, float(after - usage.bytes[ledger.choice[u], ledger.choice[w]]))
@@ -114,7 +128,7 @@ def apply(ledger: Ledger, changes: Changes) -> None:
 
 
 def _touched(ledger: Ledger, changes: Changes) -> list[int]:
-    return sorted({edge for v in changes for edge in ledger.edges_of[v]})
+    return sorted({edge for v in changes for edge in ledger.ties.edges_of[v]})
 
 
 def _new(ledger: Ledger, changes: Changes, v: int) -> int:

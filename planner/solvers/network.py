@@ -14,7 +14,7 @@ equal parts of a network give bitwise equal results, in whatever order they are 
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,27 +80,32 @@ def network_of(problem: Problem, intern: Interner, prices: Floats | None = None)
         t[first[u], first[w]] for (u, w), t in joined
     )
     tables, rounding = _on_grid(raw, 4.0 * float(reached), intern)
-    factors = {
-        pair: pair_factor(pair, table, intern) for pair, table in zip(pairs, tables[count:], strict=True)
-    }
-    return Network(tuple(tables[:count]), factors, rounding)
+    factors = (pair_factor(pair, table, intern) for pair, table in zip(pairs, tables[count:], strict=True))
+    return _joined(tables[:count], factors, rounding, intern)
 
 
 def restricted(network: Network, kept: Sequence[NDArray[np.intp]], intern: Interner) -> Network:
-    """The network with only the strategies `kept[v]` of each node, in that order. Edges of a node that has
-    one strategy left become costs of the other end."""
+    """The network with only the strategies `kept[v]` of each node, in that order."""
     names = [intern(k) for k in kept]
     unary = [intern(costs[k]) for k, costs in zip(kept, network.unary, strict=True)]
+    factors = (
+        restricted_factor(whole, (names[u], names[w]), intern) for (u, w), whole in network.pairs.items()
+    )
+    return _joined(unary, factors, network.rounding, intern)
+
+
+def _joined(unary: list[Floats], factors: Iterable[Factor], rounding: float, intern: Interner) -> Network:
+    """The network of these tables; a factor that depends on one node only is added to its costs."""
     pairs: dict[tuple[int, int], Factor] = {}
-    for (u, w), whole in network.pairs.items():
-        factor = restricted_factor(whole, (names[u], names[w]), intern)
-        if len(kept[u]) > 1 and len(kept[w]) > 1:
-            pairs[u, w] = factor
-        elif len(kept[u]) > 1:
+    for factor in factors:
+        u, w = factor.scope
+        if factor.table.shape[1] == 1:
             unary[u] = _with_row(unary[u], factor.table[:, 0], factor.maps[0], intern)
-        else:
+        elif factor.table.shape[0] == 1:
             unary[w] = _with_row(unary[w], factor.table[0], factor.maps[1], intern)
-    return Network(tuple(unary), pairs, network.rounding)
+        else:
+            pairs[u, w] = factor
+    return Network(tuple(unary), pairs, rounding)
 
 
 def _with_row(costs: Floats, row: Floats, classes: Map, intern: Interner) -> Floats:

@@ -25,21 +25,22 @@ SMALL = 1 << 14  # entries of a step that is done in one piece
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A table in the sum of a step. takes: for each axis the classes to take, None for all as they are; turn:
-    the order of its axes there; shape: with one axis for each node of the step; seen: its nodes and maps."""
+    """A table in the sum of a step. takes: the axes of which classes are taken, and these; turn: the order of
+    its axes there; shape: with one axis for each node of the step, of extent one where it does not vary; at:
+    where the node's own strategies lie, and the other nodes with their maps."""
 
     slot: int
-    takes: tuple[Map | None, ...]
-    turn: tuple[int, ...]
+    takes: tuple[tuple[int, Map], ...]
+    turn: tuple[int, ...] | None
     shape: tuple[int, ...]
-    seen: tuple[tuple[int, Map], ...]
+    at: tuple[Map | slice | tuple[int, Map], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
     """The elimination of a node. runs: its strategies sorted by class, and where each class begins, None if
-    all differ; sizes: classes of it and of its dependent set; out: the slot of its message; layout: the same
-    number for steps that do the same with their tables."""
+    all differ; parts: the smallest first; sizes: classes of the node and of its dependent set; out: the slot
+    of its message; layout: the same number for steps that do the same with their tables."""
 
     node: int
     runs: tuple[Map, Map] | None
@@ -98,23 +99,24 @@ def _aligned(step: _Step, unary: Floats, tables: Sequence[Floats]) -> tuple[Floa
     aligned = []
     for part, table in zip(step.parts, tables, strict=True):
         one = table
-        for axis, take in enumerate(part.takes):
-            if take is not None:
-                one = one.take(take, axis=axis)
-        aligned.append(one.transpose(part.turn).reshape([size or 1 for size in part.shape]))
+        for axis, take in part.takes:
+            one = one.take(take, axis=axis)
+        aligned.append((one if part.turn is None else one.transpose(part.turn)).reshape(part.shape))
     return own.reshape(-1, *(1,) * (len(step.sizes) - 1)), aligned
 
 
 def _message(step: _Step, unary: Floats, tables: Sequence[Floats], deadline: float) -> tuple[Floats, float]:
     own, aligned = _aligned(step, unary, tables)
-    if math.prod(map(float, step.sizes)) <= SMALL:
+    if math.prod(step.sizes) <= SMALL:
         total = own
-        for one in sorted(aligned, key=lambda one: one.size):
+        for one in aligned:
             total = total + one
-        message = np.broadcast_to(total.min(axis=0), step.sizes[1:])
+        message = np.minimum.reduce(total)
+        if message.shape != step.sizes[1:]:
+            message = np.broadcast_to(message, step.sizes[1:])
     else:
         message = min_plus([own, *aligned], step.sizes, deadline)
-    least = float(message.min())
+    least = float(np.minimum.reduce(message, axis=None))
     return message - least, least
 
 
@@ -123,7 +125,7 @@ def _back(layout: Layout, unary: Sequence[Floats], slots: Sequence[Floats]) -> t
     for step in reversed(layout.steps):
         total = unary[step.node]
         for part in step.parts:
-            at = tuple(one if w == step.node else one[choice[w]] for w, one in part.seen)
+            at = tuple([one[1][choice[one[0]]] if isinstance(one, tuple) else one for one in part.at])
             total = total + slots[part.slot][at]
         choice[step.node] = int(total.argmin())
     return tuple(choice)
@@ -169,19 +171,20 @@ def _step(
     met = {w: meet(list({id(one): one for one in ones[w]}.values()), intern) for w in axes}
     finer = {w: dict(zip({id(one): one for one in ones[w]}, met[w][1], strict=True)) for w in axes}
     sizes = tuple(count(met[w][0], intern) for w in axes)
-    parts = []
+    parts: list[_Part] = []
     layout: list[object] = [id(met[v][0]), *sizes]
+    at_first = len(layout)
     for slot, (others, maps) in named.items():
-        takes = tuple(
-            _or_none(finer[w][id(one)], count(one, intern)) for w, one in zip(others, maps, strict=True)
-        )
+        finest = [finer[w][id(one)] for w, one in zip(others, maps, strict=True)]
+        takes = [(axis, to) for axis, to in enumerate(finest) if not _as_it_is(to, count(maps[axis], intern))]
         places = [axes.index(w) for w in others]
-        shape = [0] * len(axes)
-        for place in places:
-            shape[place] = sizes[place]
-        turn = tuple(int(axis) for axis in np.argsort(places))
-        parts.append(_Part(slot, takes, turn, tuple(shape), tuple(zip(others, maps, strict=True))))
-        layout.append((tuple(map(id, takes)), turn, tuple(shape)))
+        shape = tuple(size if axis in places else 1 for axis, size in enumerate(sizes))
+        turn = None if places == sorted(places) else tuple(np.argsort(places).tolist())
+        at = [_own(one) if w == v else (w, one) for w, one in zip(others, maps, strict=True)]
+        parts.append(_Part(slot, tuple(takes), turn, shape, tuple(at)))
+        layout.append((tuple((axis, id(to)) for axis, to in takes), turn, shape))
+    order = sorted(range(len(parts)), key=lambda k: math.prod(parts[k].shape))
+    parts, layout = [parts[k] for k in order], [*layout[:at_first], *(layout[at_first + k] for k in order)]
     number = layouts.setdefault(tuple(layout), len(layouts))
     own = met[v][0]
     runs = intern.recall(("class runs", id(own)), lambda: _runs(own))
@@ -189,8 +192,12 @@ def _step(
     return step, scope, tuple(met[w][0] for w in scope)
 
 
-def _or_none(take: Map, size: int) -> Map | None:
-    return None if len(take) == size and np.array_equal(take, np.arange(size)) else take
+def _as_it_is(take: Map, size: int) -> bool:
+    return len(take) == size and np.array_equal(take, np.arange(size))
+
+
+def _own(one: Map) -> Map | slice:
+    return slice(None) if np.array_equal(one, np.arange(len(one))) else one
 
 
 def _runs(classes: Map) -> tuple[Map, Map] | None:

@@ -43,13 +43,12 @@ class Priced:
         self.times = np.array(_tight(problem, maximal_times(held)), dtype=np.intp)
         wall, self.most = _walls(problem)
         self.grid = float(2.0 ** (np.frexp(max(ceiling, np.finfo(float).tiny))[1] - MANTISSA_BITS))
-        self.own, pairs = _sheets(problem, self.times, wall, intern)
-        cores = {pair: _core(sheet, intern) for pair, sheet in pairs.items()}
+        self.own, cores = _sheets(problem, self.times, wall, intern)
         self.tables = [core for _, core in cores.values()]
         factors = {pair: Factor(pair, maps, _name(core, intern)) for pair, (maps, core) in cores.items()}
         self.network = Network(tuple(_name(sheet, intern) for sheet in self.own), factors)
         sheets = (*self.own, *self.tables)
-        self.rounding = self.grid * len(sheets)
+        self.rounding = self.grid / 2 * len(sheets)
         self.plain = _plain(sheets, self.grid)
         spans = [span for sheet in sheets for span in sheet.spans]
         self.spans = np.array(spans, dtype=np.intp).reshape(-1, 2)
@@ -121,8 +120,8 @@ def _walls(problem: Problem) -> tuple[float, float]:
 
 def _sheets(
     problem: Problem, times: NDArray[np.intp], wall: float, intern: Interner
-) -> tuple[list[Sheet], dict[Span, Sheet]]:
-    """The tables of all nodes, and of all pairs (u, w) with u < w; parallel edges are added up."""
+) -> tuple[list[Sheet], dict[Span, tuple[tuple[Map, Map], Sheet]]]:
+    """The tables of all nodes, and of all pairs (u, w) with u < w by classes; parallel edges are added up."""
 
     def finite(table: Floats) -> Floats:
         one = intern(table)
@@ -151,7 +150,17 @@ def _sheets(
                 nodes[usage.of].setdefault((i, j), []).append(intern(usage.bytes))
             elif i < j:
                 put(usage.of, (i, j), usage.bytes)
-    return [_sheet(one, intern) for one in nodes], {pair: _sheet(one, intern) for pair, one in pairs.items()}
+    cores: dict[Span, tuple[tuple[Map, Map], Sheet]] = {}
+    for (u, w), one in pairs.items():
+        maps, core = _core(_sheet(one, intern), intern)
+        rows, columns = core.parts[0].shape
+        if rows > 1 and columns > 1:
+            cores[u, w] = maps, core
+            continue
+        v, to = (u, maps[0]) if columns == 1 else (w, maps[1])  # it depends on one end only
+        for span, part in zip((None, *core.spans), core.parts, strict=True):
+            nodes[v].setdefault(span, []).append(intern(part.reshape(-1)[to]))
+    return [_sheet(one, intern) for one in nodes], cores
 
 
 def _sheet(parts: Mapping[Span | None, list[Floats]], intern: Interner) -> Sheet:

@@ -1,9 +1,11 @@
 """Record: what a search has found so far, and the answer that makes, whether it came to its end or not."""
 
+import functools
+
 import numpy as np
 
 from planner.cost.problem import Choice, Problem
-from planner.solvers.ledger import Seen, see
+from planner.solvers.ledger import Seen, Ties, see
 
 ROUNDING = 1e-9  # a relative gap that is put down to floating point
 
@@ -21,6 +23,11 @@ class Record:
         self.bound = sum(least[id(table)] for table in tables)
         self.floor = 0.0
         self.best: Seen | None = None
+
+    @functools.cached_property
+    def ties(self) -> Ties:
+        """Of the problem."""
+        return Ties(self.problem)
 
     @property
     def gap(self) -> float:

@@ -2,6 +2,8 @@
 
 relinked       a cheaper choice that does not fit differs from the best one in some nodes; each connected
                group of them is switched if that saves cost and still fits, the largest saving first
+rescued        the other way round: the cheaper one takes groups of the best one until it fits
+descended      single nodes are switched while that saves cost and fits
 by_programme   if few enough strategies are left, HiGHS solves that exactly
 narrowed       a problem with only some strategies of each node
 """
@@ -15,16 +17,16 @@ from numpy.typing import NDArray
 
 from planner.cost.problem import Choice, Floats, Problem, Usage
 from planner.solvers import ilp
-from planner.solvers.ledger import Ledger, apply, cost_change, fits
+from planner.solvers.ledger import Changes, Ledger, Seen, Ties, apply, cost_change, excess_change, fits
 
 MOST_COLUMNS = 30_000  # of an integer programme that is tried
 HIGHS_SHARE = 0.5  # of the time that is left
 
 
-def relinked(problem: Problem, best: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+def relinked(problem: Problem, ties: Ties, best: Seen, other: Seen) -> tuple[int, ...]:
     """`best`, with the groups of `other` that save cost and fit."""
-    ledger = Ledger(problem, best)
-    groups = [{v: other[v] for v in group} for group in _groups(problem, best, other)]
+    ledger = Ledger(problem, best, ties)
+    groups = _groups(problem, ties, best.choice, other.choice)
     rises = [cost_change(ledger, changes) for changes in groups]
     for index in np.argsort(rises, kind="stable"):
         changes = groups[int(index)]
@@ -33,23 +35,64 @@ def relinked(problem: Problem, best: tuple[int, ...], other: tuple[int, ...]) ->
     return tuple(ledger.choice)
 
 
-def _groups(problem: Problem, best: Sequence[int], other: Sequence[int]) -> list[list[int]]:
-    """The nodes where two choices differ, in groups joined by edges."""
-    differ = {v for v, (a, b) in enumerate(zip(best, other, strict=True)) if a != b}
-    near: dict[int, list[int]] = {v: [] for v in differ}
-    for u, w in problem.edges:
-        if u in differ and w in differ:
-            near[u].append(w)
-            near[w].append(u)
-    groups: list[list[int]] = []
+def rescued(problem: Problem, ties: Ties, other: Seen, best: Seen) -> tuple[int, ...]:
+    """`other`, which holds too much, with the groups of `best` that save most above the limit for their cost,
+    until it fits."""
+    ledger = Ledger(problem, other, ties)
+    groups = _groups(problem, ties, other.choice, best.choice)
+    while groups and ledger.usage.max(initial=0.0) > problem.usage_limit:
+        rates = []
+        for changes in groups:
+            less, more = -excess_change(ledger, changes), cost_change(ledger, changes)
+            rates.append(-np.inf if less <= 0.0 else less / more if more > 0.0 else np.inf)
+        at = int(np.argmax(rates))
+        if rates[at] == -np.inf:
+            return best.choice
+        apply(ledger, groups.pop(at))
+    return tuple(ledger.choice)
+
+
+def descended(problem: Problem, ties: Ties, best: Seen, deadline: float) -> tuple[int, ...]:
+    """A choice after switching single nodes while that saves cost and fits."""
+    ledger = Ledger(problem, best, ties)
+    for v in range(len(best.choice)):
+        if time.monotonic() > deadline:
+            break
+        costs = _costs_of(ledger, v)
+        cheaper = np.flatnonzero(costs < costs[ledger.choice[v]])
+        for a in cheaper[np.argsort(costs[cheaper], kind="stable")]:
+            if fits(ledger, {v: int(a)}):
+                apply(ledger, {v: int(a)})
+                break
+    return tuple(ledger.choice)
+
+
+def _costs_of(ledger: Ledger, v: int) -> Floats:
+    """What each strategy of a node costs by itself and with its neighbours' choices."""
+    problem = ledger.problem
+    costs = problem.node_costs[v].copy()
+    for edge in ledger.ties.edges_of[v]:
+        (u, w), table = problem.edges[edge], problem.edge_costs[edge]
+        if u == w:
+            costs += np.diagonal(table)
+        else:
+            costs += table[:, ledger.choice[w]] if u == v else table[ledger.choice[u]]
+    return costs
+
+
+def _groups(problem: Problem, ties: Ties, old: Sequence[int], new: Sequence[int]) -> list[Changes]:
+    """What leads from one choice to another, in groups of nodes joined by edges."""
+    differ = {v for v, (a, b) in enumerate(zip(old, new, strict=True)) if a != b}
+    groups: list[Changes] = []
     while differ:
         ahead = [min(differ)]
         differ.discard(ahead[0])
         for v in ahead:
-            fresh = [w for w in near[v] if w in differ]
+            ends = (problem.edges[edge] for edge in ties.edges_of[v])
+            fresh = dict.fromkeys(w for pair in ends for w in pair if w in differ)
             differ.difference_update(fresh)
-            ahead.extend(dict.fromkeys(fresh))
-        groups.append(sorted(ahead))
+            ahead.extend(fresh)
+        groups.append({v: new[v] for v in sorted(ahead)})
     return groups
 
 

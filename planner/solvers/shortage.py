@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.cost.problem import Problem
 from planner.solvers.interning import Interner
-from planner.solvers.ledger import Ledger, Seen, apply, cost_change, excess_change
+from planner.solvers.ledger import Seen, apply, cost_change, excess_change, ledger_of
 from planner.solvers.network import network_of
 from planner.solvers.orders import Order
 from planner.solvers.pruning import minimise, unless_interrupted
@@ -75,7 +75,7 @@ def steepen(record: Record, first: Seen, intern: Interner, order: Order | None, 
 def eased(problem: Problem, choice: tuple[int, ...], deadline: float) -> tuple[int, ...]:
     """The choice after switching single nodes while that lowers the bytes above the limit, each to the
     strategy that lowers them most for its cost."""
-    ledger = Ledger(problem, choice)
+    ledger = ledger_of(problem, choice)
     for _ in range(SWEEPS):
         moved = False
         for v, costs in enumerate(problem.node_costs):
