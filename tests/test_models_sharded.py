@@ -1,8 +1,16 @@
-"""Every example model on eight devices: two steps under the chosen plan equal the unsharded ones."""
+"""Every example model on eight devices: two steps under the chosen plan equal the unsharded ones.
 
+So do they under plans drawn at random, which shows that the space that is searched holds nothing else.
+"""
+
+import functools
+import os
+
+import jax
 import numpy as np
 import pytest
-from steps import Step, differences, run_unsharded
+from random_plans import random_plan
+from steps import Step, Unsharded, differences, run_unsharded
 
 import models
 import planner
@@ -44,3 +52,47 @@ def test_what_takes_long_to_compile_has_a_plan_that_splits_its_batch(name: str):
     plan = planner.plan(example.step, *args, machine="cpu:8", seconds=3.0)
     assert not plan.unknown
     assert all(any(leaf.spec) for leaf in plan.arguments if leaf.path.startswith("batch") and leaf.shape)
+
+
+# On how many axes a random plan is drawn, and with which seed; all 45 with MESHWRIGHT_RANDOM_PLANS=all, which
+# takes half an hour, nearly all of it in XLA's compiler.
+_DRAWN = ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2})
+_SMALLER = {"gpt": {"layers": 1}, "llama": {"layers": 1}, "moe": {"layers": 1}, "vit": {"layers": 1}}
+_ALWAYS = (("gpt", 1), ("mlp", 2), ("rnnlm", 2), ("rnntc", 0), ("vit", 1))
+_EVERY = os.environ.get("MESHWRIGHT_RANDOM_PLANS") == "all"
+_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@functools.cache
+def unsharded_of(name: str) -> tuple[Step, Unsharded]:
+    """A small config of a model, and what it does on one device."""
+    settings = {
+        "optimizer": "sgd",
+        "learning_rate": _RATES.get(name, 0.05),
+        **_SMALL,
+        **_SMALLER.get(name, {}),
+    }
+    example = models.load(name, "tiny", **settings)
+    step = Step(example.init, example.step, example.make_batch)
+    return step, run_unsharded(step, count=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [(name, seed) for name in models.names() for seed in range(3) if _EVERY or (name, seed) in _ALWAYS],
+)
+def test_two_steps_under_a_random_plan_equal_the_unsharded_ones(name: str, seed: int):
+    step, unsharded = unsharded_of(name)
+    args = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype),
+        (abstract_state(step.init), unsharded.batches[0]),
+    )
+    plan = random_plan(step.step, args, "cpu:8", _DRAWN[seed], seed)
+    sharded = planner.plan_and_shard(step.step, *args, plan=plan)
+    compiled = sharded.lower().compile(compiler_options=_QUICKLY)
+    state = unsharded.before
+    for batch in unsharded.batches:
+        with jax.set_mesh(sharded.mesh):
+            state, _ = compiled(*jax.tree.leaves(sharded.put(state, batch)))
+    assert not differences(unsharded, state, 1e-5)

@@ -153,6 +153,8 @@ def _fits(node: Node, strategy: Strategy, extents: Mapping[str, int], sizes: Map
     busy = sum(len(axes) for axes in strategy.split.values())
     if not node.filling.isdisjoint(strategy.split) and busy < sum(size > 1 for size in sizes.values()):
         return False
+    if _half_scattered(node, strategy):
+        return False
     if any(extents[factor] % ways(axes, sizes) for factor, axes in strategy.split.items() if len(axes) > 1):
         return False
     for border in node.borders:
@@ -166,3 +168,14 @@ def _fits(node: Node, strategy: Strategy, extents: Mapping[str, int], sizes: Map
             if dim and extents[dim[0]] % ways(axes, sizes):
                 return False
     return True
+
+
+def _half_scattered(node: Node, strategy: Strategy) -> bool:
+    """Whether some of several sums are scattered onto a dim that both operands have and that is split already,
+    and others are not: XLA's partitioner (jaxlib 0.10) computes wrong numbers then."""
+    places = list(strategy.finish.values())
+    if len(places) < 2 or len(set(places)) == 1:
+        return False
+    factors = [node.outputs[0].dims[place][0] for place in places if place != ALL_REDUCE]
+    shared = [f for f in factors if sum((f,) in port.dims for port in node.inputs) > 1]
+    return any(f in strategy.split for f in shared)
