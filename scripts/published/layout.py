@@ -77,7 +77,8 @@ class Layout:
     """machine: that one pipeline stage runs on. axes: of its mesh, outermost first, with the size of each;
     roles: of each axis (`planner.sharding.named`). micro: sequences of one micro-batch over all data axes;
     runs: micro-batches of a step. stages, chunks: pipeline stages, and parts of a stage that take turns.
-    free: whether a solver chose everything but the batch, within the memory."""
+    free: whether a solver chose everything but the batch, within the memory. hop_rate: bytes/s of one device
+    to the next stage."""
 
     machine: Machine
     axes: Mapping[str, int]
@@ -88,6 +89,7 @@ class Layout:
     chunks: int
     free: bool
     runtime: Runtime
+    hop_rate: float
 
 
 def layout_of(row: Row) -> Layout:
@@ -119,8 +121,9 @@ def layout_of(row: Row) -> Layout:
         runs=runs,
         stages=stages,
         chunks=_chunks(row, stages),
-        free=re.search(r"\bilp\b|auto_sharding", words) is not None,
+        free=re.search(r"method auto_sharding|ilp free", words) is not None,
         runtime=runtime,
+        hop_rate=_hop_rate(row, machine),
     )
 
 
@@ -145,8 +148,10 @@ def _degrees(row: Row) -> dict[str, int]:
     found = {axis: getattr(row, axis) or 1 for axis in ("dp", "fsdp", "tp", "pp", "cp", "ep")}
     per_chip = _chip(row).devices_per_chip
     total = math.prod(found.values())
+    if (row.dp, row.tp, row.pp) == (None, None, None) and total == 1:
+        raise CannotPredict("the degrees of parallelism are not given")
     if total != row.n_chips * per_chip:
-        if row.dp is None and row.fsdp is None and row.n_chips * per_chip % total == 0:
+        if row.dp is None and row.n_chips * per_chip % total == 0:
             found["dp"] = row.n_chips * per_chip // total
         else:
             raise CannotPredict(f"the degrees multiply to {total}, not to {row.n_chips * per_chip} devices")
@@ -166,9 +171,9 @@ def _role(axis: str, words: str, machine: Machine) -> str:
             r"sequence parallel(ism)? on|comm overlap|reduce-scatter", words
         )
         return "sequence" if scattered else "tensor"
-    if axis == "fsdp":
-        return "zero1" if re.search(r"shard_grad_op|zero_2", words) else "fsdp"
-    return "zero1" if "distributed optimizer" in words else "data"
+    if re.search(r"shard_grad_op|zero_2|distributed optimizer", words):
+        return "zero1"
+    return "fsdp" if axis == "fsdp" or "zero_3" in words else "data"
 
 
 def _machine(row: Row, devices: int, stages: int) -> Machine:
@@ -187,6 +192,19 @@ def _machine(row: Row, devices: int, stages: int) -> Machine:
         for w in machine.topology.wires
     )
     return dataclasses.replace(machine, topology=dataclasses.replace(machine.topology, wires=wires))
+
+
+def _hop_rate(row: Row, machine: Machine) -> float:
+    """Bytes/s of one device over the network; of a pipeline inside of one node, over NVLink."""
+    chip = machine.chip
+    if chip.kind == "tpu":
+        return chip.number("dcn_bandwidth_bytes_per_s_per_chip") / chip.devices_per_chip
+    gpus = int(chip.number("gpus_per_node"))
+    if (row.n_chips or 0) <= gpus:
+        return chip.number("nvlink_bandwidth_bytes_per_s_oneway")
+    stated = _node_rate(row, gpus)
+    own = chip.numbers.get("ib_bandwidth_bytes_per_s_oneway_per_gpu")
+    return stated or own or chip.number("node_egress_bandwidth_bytes_per_s") / gpus
 
 
 def _node_rate(row: Row, gpus: int) -> float | None:

@@ -301,7 +301,4 @@ def _hop_seconds(shape: Shape, layout: Layout) -> float:
     """Seconds to send one micro-batch's activations to the next stage, each device its share."""
     data = math.prod(size for axis, size in layout.axes.items() if axis != "tp")
     count = shape.batch // data * shape.seq * shape.d_model * np.dtype("float16").itemsize
-    numbers = layout.machine.chip.numbers
-    rate = numbers.get("ib_bandwidth_bytes_per_s_oneway_per_gpu")
-    rate = rate or numbers.get("node_egress_bandwidth_bytes_per_s", math.inf) / 8
-    return count / layout.axes.get("tp", 1) / rate
+    return count / layout.axes.get("tp", 1) / layout.hop_rate
