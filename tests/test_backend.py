@@ -220,6 +220,30 @@ def test_a_tpu_loops_where_a_matmul_hides_the_permutes(count, itemsize, rows):
     assert half[-1] == 1
 
 
+@pytest.mark.parametrize(
+    ("machine", "sizes", "axes", "loops"),
+    [
+        ("tpu_v5p:2x2x2", {"x": 4, "y": 2}, ("x",), False),
+        ("tpu_v5p:2x2x2", {"x": 2, "y": 4}, ("y",), False),
+        ("tpu_v5p:2x2x2", {"x": 2, "y": 2, "z": 2}, ("x", "y"), False),
+        ("tpu_v5p:2x2x2", {"x": 8}, ("x",), True),
+        ("tpu_v5p:2x2x4", {"x": 4, "y": 4}, ("x",), True),
+        ("tpu_v5p:2x2x4", {"x": 4, "y": 4}, ("y",), False),
+        ("tpu_v5p:2x2x4", {"x": 8, "y": 2}, ("x",), True),
+        ("tpu_v5p:4x4x4", {"x": 4, "y": 16}, ("x",), True),
+        ("tpu_v5e:4x4", {"x": 4, "y": 4}, ("y",), True),
+        ("tpu_v5e:2x2", {"x": 4}, ("x",), True),
+    ],
+)
+def test_no_loop_goes_round_a_square_of_four_devices(machine, sizes, axes, loops):
+    """As compiled for each of them: [16384, 256] x [16384, 256] on each device, scattered over the axes."""
+    squares = network_of(machine, **sizes).squares
+    hiding = 2 * 16384 * 256 * 256 / 459e12
+    partial = Partial((256, 256), 2, 256 * 256 * 2, frozenset({0, 1}), hiding, (), True, ((0, 1),), squares)
+    ((kind, _, _, ring),) = tpu_sums(partial, {0: axes}, sizes, 180e9)
+    assert (kind, ring > 1) == ("reduce_scatter", loops)
+
+
 def test_a_matmul_is_led_to_what_a_tpu_would_not_do_by_itself():
     """As compiled on 4 x 4 devices: constraints in turn keep two reduce-scatters apart, make one over all
     devices of two, and keep the parts of a sum off axes that are idle."""

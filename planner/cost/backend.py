@@ -22,7 +22,8 @@ TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 a
           batch and features of a convolution's, the last two dims, in order, of what a scatter adds up.
         - A reduce-scatter of a matmul's sums over 3 to 63 devices, onto a dim that nothing else splits,
           becomes a loop of permutes around the matmul's parts if the parts take long enough to hide them.
-          Each device passes on n + 1 parts of n, where a ring passes on n - 1. (32 devices loop, 64 do not.)
+          Each device passes on n + 1 parts of n, where a ring passes on n - 1. (32 devices loop, 64 do not;
+          nor do squares of 2 x 2 of more devices, as on v5p:2x2x2, where four in a row do.)
         - Sums scattered onto two dims at once are an all-reduce of the whole; those of matmuls and
           convolutions stay two reduce-scatters if each has a constraint of its own. So do two over parts of
           the devices for one over all of them.
@@ -91,7 +92,8 @@ class Partial:
     shape, itemsize, bytes: of the array. whole: the dims that no axis splits. hiding: seconds of the matmul
     that makes it, behind which a loop could hide its permutes; 0 if no matmul does. idle: the axes that the
     op leaves unused. led: whether constraints in turn lead the compiler to scatter it in stages. tiles:
-    the pairs of dims that may lie along the rows and lanes of tiles, the likeliest first.
+    the pairs of dims that may lie along the rows and lanes of tiles, the likeliest first. squares: the sets
+    of axes whose groups are squares of 2 x 2 devices.
     """
 
     shape: tuple[int, ...]
@@ -102,6 +104,7 @@ class Partial:
     idle: tuple[str, ...]
     led: bool
     tiles: Sequence[tuple[int, int]]
+    squares: frozenset[frozenset[str]] = frozenset()
 
 
 Written = tuple[str, tuple[str, ...], float, float]  # kind, axes, bytes, times what a ring sends
@@ -190,7 +193,8 @@ def _loops(
     """Whether a matmul's sum is scattered by a loop of permutes around its parts."""
     count = ways(axes, sizes)
     alone = dim in partial.whole and not rest and not partial.idle and 2 < count < _LARGE
-    return alone and partial.hiding > 2 * partial.bytes / link / count
+    in_ring = frozenset(axis for axis in axes if sizes[axis] > 1) not in partial.squares
+    return alone and in_ring and partial.hiding > 2 * partial.bytes / link / count
 
 
 def tile_orders(primitive: str, rank: int, tiled: tuple[int, int] | None) -> tuple[tuple[int, int], ...]:

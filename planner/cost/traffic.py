@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshes import collectives
@@ -39,6 +40,7 @@ class Network:
         self.moves_carried = machine.chip.kind in ("tpu", "gpu")
         oneway = machine.chip.numbers.get("ici_bandwidth_bytes_per_s_oneway_per_link", 0.0)
         self.link = 2 * oneway / machine.chip.devices_per_chip
+        self.squares = _squares(mesh)
         self.seconds = functools.cache(self._seconds)
 
     def reshard(self, source: Spec, target: Spec) -> Iterator[Step]:
@@ -86,6 +88,18 @@ class Network:
     def price(self, transfers: Iterable[Transfer]) -> float:
         """Seconds of collectives that run one after the other."""
         return sum(t.times * self.run_seconds(t) for t in transfers)
+
+
+def _squares(mesh: LogicalMesh) -> frozenset[frozenset[str]]:
+    """The sets of axes whose groups are squares of 2 x 2 of more devices, on two wires of a torus."""
+    wires = {axis: some for axis, some in zip(mesh.axes, mesh.wires, strict=True) if some}
+    found = set[frozenset[str]]()
+    for axes in (*itertools.combinations(wires, 1), *itertools.combinations(wires, 2)):
+        ridden = [wire for axis in axes for wire in wires[axis]]
+        across = len({wire.name for wire in ridden}) == 2
+        if across and [wire.size for wire in ridden] == [2, 2] and mesh.devices > 4:
+            found.add(frozenset(axes))
+    return frozenset(found)
 
 
 def finishes(
@@ -160,6 +174,7 @@ def _partial(
         idle=tuple(a for a in sizes if sizes[a] > 1 and not any(a in s for s in strategy.split.values())),
         led=primitive in backend.PRODUCTS,
         tiles=backend.tile_orders(primitive, len(value.shape), total.tiled),
+        squares=network.squares,
     )
 
 
