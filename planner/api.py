@@ -194,6 +194,7 @@ def _write(
         lower_bound_seconds=found.lower_bound,
         stopped=best.choice.stopped,
         memory=planning.memory_at_peak(decided, found.sorts),
+        alive=planning.alive_at_peak(decided),
         arguments=arguments,
         results=results,
         sites=planning.sites(decided),

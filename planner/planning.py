@@ -207,6 +207,38 @@ def _kind(decided: Decided, of: int, sorts: Mapping[int, Sort]) -> str:
     return "activations" if ahead else "gradients"
 
 
+_MOST_ALIVE = 64
+
+
+def alive_at_peak(decided: Decided) -> tuple[LeafPlan, ...]:
+    """What the step makes and holds when most is held, the largest first, each by one value of its node;
+    arguments, which are always held, are left out."""
+    problem, nodes, values = decided.tables.problem, decided.coarse.nodes, decided.graph.values
+    main = in_main_memory(problem, decided.choice, decided.tables.network.machine.scratchpad_bytes)
+    peak = int(over_time(main, problem.horizon).argmax())
+    edges = set(map(id, problem.edge_usages))
+    held: dict[int, float] = defaultdict(float)
+    found: list[tuple[str, int, Spec, float]] = []
+    for one in main:
+        of, now = one.usage.of, one.usage.first <= peak < one.usage.last
+        if now and id(one.usage) not in edges:
+            held[of] += one.bytes
+        elif now and of < len(decided.coarse.links):
+            link = decided.coarse.links[of]
+            value = nodes[link.user].inputs[link.into].value
+            found.append((f"a copy of {values[value].name}", value, decided.read(link), one.bytes))
+    for v, size in held.items():
+        if nodes[v].kind not in ("leaf", "const"):
+            alive = [port for port in nodes[v].outputs if port.first <= peak <= port.last]
+            value = (alive or nodes[v].outputs)[0].value
+            found.append((values[value].name, value, decided.spec(value), size))
+    largest = sorted((row for row in found if row[3]), key=lambda row: -row[3])[:_MOST_ALIVE]
+    return tuple(
+        LeafPlan(name, values[value].shape, values[value].dtype, spec, size)
+        for name, value, spec, size in largest
+    )
+
+
 def _from_examples(labels: Sequence[tuple[str, str]], node) -> bool:
     """Whether what a heavy op keeps has a dim along the examples."""
     of = dict(labels)

@@ -71,10 +71,11 @@ class Plan:
     the search goes by. flops: of matmuls and convolutions. arguments, results: in flattened order.
     sites: see the module. schemes: the chosen plan beside the named schemes. seconds: planning time of trace,
     space, cost, solve, total. memory: predicted bytes by kind (parameters, optimizer state, gradients,
-    activations, ...) at the peak. fingerprint: of the step's graph, so that a plan is not used for another
-    step. in_specs, out_specs: pytrees of jax PartitionSpecs shaped like the (not static) arguments and the
-    result; None in a plan read from a file, which knows no pytrees: `argument_specs` and `result_specs` are
-    always there. timeline: a planner.simulate.timeline.Timeline of the step; None in a plan read from a file.
+    activations, ...) at the peak; alive: what takes most of it then, arguments aside. fingerprint: of the
+    step's graph, so that a plan is not used for another step. in_specs, out_specs: pytrees of jax
+    PartitionSpecs shaped like the (not static) arguments and the result; None in a plan read from a file,
+    which knows no pytrees: `argument_specs` and `result_specs` are always there. timeline: a
+    planner.simulate.timeline.Timeline of the step; None in a plan read from a file.
     """
 
     machine: str
@@ -92,6 +93,7 @@ class Plan:
     lower_bound_seconds: float
     stopped: str
     memory: Mapping[str, float]
+    alive: tuple[LeafPlan, ...]
     arguments: tuple[LeafPlan, ...]
     results: tuple[LeafPlan, ...]
     sites: Mapping[Site, tuple[Spec, ...]]

@@ -43,6 +43,7 @@ def hand_plan(
         words="written by hand",
         stopped="not searched",
         memory={},
+        alive=(),
         arguments=tuple(
             leaf(p, s, arguments or {}) for p, s in zip(argument_paths, traced.arguments, strict=True)
         ),

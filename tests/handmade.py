@@ -41,6 +41,7 @@ def make_plan(layers: int = 3) -> Plan:
         lower_bound_seconds=0.0124,
         stopped="exact",
         memory={"parameters": 1e9, "activations": 2e9},
+        alive=(leaf("dot_general (gpt.py:88)", (64, 1024, 3072), (("data",), (), ("model",)), 1e8),),
         arguments=(*weights, bias, batch),
         results=(*weights, bias, loss),
         sites={

@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 # A command, and below it how the sentence that it gets begins.
 MISTAKES = """
 plann
-    There is no command 'plann'; choose one of compare, diff, machines, plan, show, solve, train, verify.
+    There is no command 'plann'; choose one of calibrate, compare, diff, machines, plan, show, solve, train, verify.
 plan --modle=gpt
     Unknown command line flag 'modle'. Did you mean: model. See `python -m planner
 plan --seed=x

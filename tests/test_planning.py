@@ -246,6 +246,9 @@ def test_a_plan_says_what_its_choice_costs(mesh):
     assert plan.summed_seconds == pytest.approx(plan.compute_seconds + spent)
     assert plan.wire_bytes == pytest.approx(sum(c.wire_bytes * c.times for c in plan.collectives))
     assert plan.peak_bytes == pytest.approx(sum(plan.memory.values()))
+    sizes = [leaf.bytes for leaf in plan.alive]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) <= plan.peak_bytes
     assert plan.lower_bound_seconds <= plan.summed_seconds
     assert plan.peak_bytes <= plan.limit_bytes
 

@@ -8,6 +8,7 @@ from handmade import leaf, make_plan
 
 from planner.plans import Plan
 from planner.report.groups import common, group_collectives, group_leaves
+from planner.report.honesty import honesty
 from planner.report.machines import machine_json, machine_table
 from planner.report.tables import Measured, comparison_table, console, measured_table, plan_table
 from planner.report.units import duration, memory, quantity, traffic
@@ -37,7 +38,12 @@ def test_plan_table_holds_the_plan():
     assert "limit none" in text
     assert "Primitives without a rule, kept whole and priced by their bytes: fft x2." in text
     assert "planned in 1.10 s (trace 500 ms, space 100 ms, cost 200 ms, solve 300 ms)" in text
-    assert any(line.startswith("Overlap is that of the compiler's default flags;") for line in text)
+    assert "dot_general (gpt.py:88) f32[64,1024,3072] P(data, -, model) 95.4 MiB" in text
+    assert (
+        "Constants: measured on this host with numpy; `meshwright calibrate` measures the devices."
+        in " ".join(text)
+    )
+    assert any(line.startswith("Not modelled: how the compiler orders ops anew") for line in text)
     assert "The batch is small." in text
 
 
@@ -148,3 +154,22 @@ def test_machines_show_numbers_with_sources():
     assert data["devices"] == 16
     assert all(row["source"] for row in data["numbers"].values())
     assert "tpu_v4" in machine_json("")["chips"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        (
+            "tpu_v5e:4x4",
+            "Constants: as published, nothing measured on the devices; `meshwright calibrate` does.",
+        ),
+        (
+            "cpu:8@a.json",
+            "Constants: rates and collectives measured on the devices (a.json), the rest as published.",
+        ),
+        ("gpu_h100_sxm_80gb:2x8", "Overlap: every collective may run beside compute, as with XLA's latency"),
+        ("cpu:8", "Overlap: nothing runs beside compute."),
+    ],
+)
+def test_a_report_says_what_it_rests_on(machine, said):
+    assert said in honesty(dataclasses.replace(make_plan(), machine=machine))[0]

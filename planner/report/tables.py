@@ -11,8 +11,9 @@ from rich.text import Text
 
 from planner.plans import Plan, SchemeRow
 from planner.report.groups import LeafGroup, dtype_and_shape, group_collectives, group_leaves, mesh_text
+from planner.report.honesty import honesty
 from planner.report.units import duration, memory, traffic
-from planner.report.words import NOT_MODELLED, headline, planning
+from planner.report.words import headline, planning
 from planner.sharding.spec import show
 
 RULED = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
@@ -42,6 +43,8 @@ def plan_table(plan: Plan) -> RenderableType:
     """The whole plan: headline, memory, where the arguments live, what is communicated, how it compares."""
     parts: list[RenderableType] = [paragraph(headline(plan)), Text(), memory_table(plan)]
     parts += [Text(), leaves_table("where the arguments are kept", group_leaves(plan.arguments))]
+    if plan.alive:
+        parts += [Text(), leaves_table("the most that is alive at the peak", group_leaves(plan.alive))]
     if plan.collectives:
         parts += [Text(), collectives_table(plan)]
     if plan.schemes:
@@ -64,7 +67,7 @@ def paragraph(lines: Sequence[str]) -> Text:
 def footnotes(plan: Plan) -> list[str]:
     """What the planner did not do, and what it says about itself."""
     unknown = ", ".join(f"{name} x{count}" for name, count in sorted(plan.unknown.items()))
-    lines = [NOT_MODELLED, *plan.notes]
+    lines = [*honesty(plan), *plan.notes]
     if unknown:
         lines.append(f"Primitives without a rule, kept whole and priced by their bytes: {unknown}.")
     return [*lines, planning(plan)]

@@ -10,11 +10,6 @@ from planner.report.groups import LeafGroup, dtype_and_shape, group_collectives,
 from planner.report.units import duration, memory, traffic
 from planner.sharding.spec import Spec, axes_of, pieces, show
 
-NOT_MODELLED = (
-    "Overlap is that of the compiler's default flags; how it orders ops anew, and copies that it adds, are "
-    "not modelled."
-)
-
 
 def headline(plan: Plan) -> list[str]:
     """The plan in a few lines: where, what, how long, how sure, how much memory."""

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from planner.cost.problem import usage_over_time
+from planner.cost.scratchpad import in_main_memory, over_time
 from planner.cost.tables import Tables
 from planner.graph.coarsen import Coarse
 from planner.graph.graph import Graph
@@ -109,7 +109,8 @@ def timeline(decided: Chosen, simulator: Simulator, ran: Ran) -> Timeline:
     used: dict[str, float] = defaultdict(float, {COMPUTE: 0.0})
     for stream, seconds in busy(ran, wires):
         used[stream] += seconds
-    held = usage_over_time(decided.tables.problem, list(decided.choice))
+    problem, scratchpad = decided.tables.problem, decided.tables.network.machine.scratchpad_bytes
+    held = over_time(in_main_memory(problem, decided.choice, scratchpad), problem.horizon)
     return Timeline(
         step_seconds=ran.run.ticks / PICO,
         compute_seconds=ran.run.work / PICO,
