@@ -57,6 +57,7 @@ class Runtime:
 # What a kernel that Python starts takes at least: a small matmul in PyTorch on A100 takes 21 us
 # (PrincetonUniversity/LLMCompass ae/figure5).
 EAGER_KERNEL_S = 21e-6
+_LARGEST_SWEPT = 5  # powers of two, of sequences a device
 # FlashAttention reaches 25 to 40% of an A100's peak, FlashAttention-2 50 to 73% (arXiv 2307.08691).
 FIRST_FLASH = (0.25 + 0.40) / (0.50 + 0.73)
 _XLA_TPU = Runtime(fused_attention=True)
@@ -142,6 +143,13 @@ def _as_run(machine: Machine, runtime: Runtime, dtype: str) -> Machine:
     )
 
 
+def sweep(layout: Layout) -> list[Layout]:
+    """The layout with micro-batches of every size that is one, two, four, ... times the least."""
+    batch, data = layout.micro * layout.runs, math.prod(n for a, n in layout.axes.items() if a != "tp")
+    sizes = [data * 2**k for k in range(_LARGEST_SWEPT) if batch % (data * 2**k) == 0]
+    return [dataclasses.replace(layout, micro=size, runs=batch // size) for size in sizes]
+
+
 def _degrees(row: Row) -> dict[str, int]:
     if row.n_chips is None:
         raise CannotPredict("the number of chips is not given")
@@ -171,7 +179,7 @@ def _role(axis: str, words: str, machine: Machine) -> str:
             r"sequence parallel(ism)? on|comm overlap|reduce-scatter", words
         )
         return "sequence" if scattered else "tensor"
-    if re.search(r"shard_grad_op|zero_2|distributed optimizer", words):
+    if re.search(r"shard_grad_op|zero_2|distributed optimizer|sharded optimizer/grads", words):
         return "zero1"
     return "fsdp" if axis == "fsdp" or "zero_3" in words else "data"
 

@@ -105,6 +105,7 @@ def _experts(row: Row) -> dict[str, float | int]:
         "experts": int(count[1]),
         "chosen": int(chosen[1]) if chosen else 2,
         "room": float(room[1]) if room else 1.0,
+        "masks": "dropping" in words or "alpa" in row.source.lower(),
         "every": 2 if re.search(r"every second layer|alternate layers", words) else 1,
         "shared": 1 if "shared" in words else 0,
         "dense_ff": int(dense[1]) if dense else 0,

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from scripts.published.conventions import measured_seconds
-from scripts.published.layout import CannotPredict, layout_of
+from scripts.published.layout import CannotPredict, layout_of, sweep
 from scripts.published.model import shape_of
 from scripts.published.predict import USABLE_FRACTION, predict
 from scripts.published.rows import Row
@@ -21,7 +21,10 @@ def outcome_of(row: Row) -> dict[str, Any]:
         measured = measured_seconds(row, shape)
         if measured is None and not ran_out_of_memory(row):
             raise CannotPredict("neither a step time nor a rate of FLOPs was measured")
-        found = predict(shape, layout, default_remat=not row.remat)
+        layouts = sweep(layout) if "best microbatch count" in row.notes.lower() else [layout]
+        found = min(
+            (predict(shape, one, default_remat=not row.remat) for one in layouts), key=lambda one: one.seconds
+        )
     except PlannerError as error:
         return about | {"skipped": str(error)}
     return about | {

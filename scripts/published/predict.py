@@ -80,12 +80,13 @@ class Prediction:
 
 def predict(shape: Shape, layout: Layout, default_remat: bool = False) -> Prediction:
     """The step of a whole model under a layout. default_remat: nothing is known of what the backward pass
-    computes again: everything, if else the step would not fit."""
+    computes again: all but the matmuls with weights, or everything, if else the step would not fit."""
     stage = stage_of(shape, layout.stages, layout.micro)
     parts = parts_of(stage, layout)
-    if default_remat and parts.peak > USABLE_FRACTION * layout.machine.memory_bytes:
-        stage = dataclasses.replace(stage, saved=frozenset())
-        parts = parts_of(stage, layout)
+    for saved in (frozenset(("dots",)), frozenset[str]()) if default_remat else ():
+        if parts.peak > USABLE_FRACTION * layout.machine.memory_bytes:
+            stage = dataclasses.replace(stage, saved=saved)
+            parts = parts_of(stage, layout)
     return Prediction(seconds_of(stage, layout, parts), parts.peak, layout.machine.memory_bytes, parts)
 
 
@@ -184,23 +185,33 @@ def _sum_up(decided: Decided, layout: Layout) -> Parts:
     regions = sorted(set(region.values()) - {()}, key=len)
     reader = {link.maker: coarse.nodes[link.user] for link in reversed(coarse.links)}
 
-    def where(node: Node) -> Loop:
+    def region_of(node: Node) -> Path:
         while node.kind == "copy":  # stands where the first of those that read it does
             node = reader[node.id]
-        return loops[_outermost(region[node.ops[0]], regions) if node.ops else ()]
+        return _outermost(region[node.ops[0]], regions) if node.ops else ()
+
+    def where(node: Node) -> Loop:
+        return loops[region_of(node)]
+
+    together: dict[tuple, list[Transfer]] = collections.defaultdict(list)
 
     def placed(one: Transfer, node: Node, examples: bool) -> None:
-        seconds = one.times * network.run_seconds(one)
         is_gradient = not examples and one.value in from_data
         if is_gradient and node.kind == "leaf":
-            once["regathered"] += seconds
+            together["regathered", one.kind, one.axes].append(one)
         elif is_gradient and not _each(one, layout):
-            once["synced"] += seconds
-        elif _hides(layout, one, examples, is_gradient):
-            where(node).beside += seconds
-            where(node).slowed += seconds * _slowdown(network, one)
+            together["synced", one.kind, one.axes].append(one)
+        elif not examples and layout.machine.chip.kind == "gpu":
+            together[region_of(node), one.kind, one.axes, one.times, is_gradient].append(one)
         else:
-            where(node).alone += seconds
+            during(where(node), one, examples, is_gradient, one.times * network.run_seconds(one))
+
+    def during(loop: Loop, one: Transfer, examples: bool, is_gradient: bool, seconds: float) -> None:
+        if _hides(layout, one, examples, is_gradient):
+            loop.beside += seconds
+            loop.slowed += seconds * _slowdown(network, one)
+        else:
+            loop.alone += seconds
 
     for node, table, choice in zip(coarse.nodes, tables.nodes, decided.choice, strict=True):
         seconds = float(table.work[choice])
@@ -226,6 +237,12 @@ def _sum_up(decided: Decided, layout: Layout) -> Parts:
             port, graph.values[port.value], rounded, decided.made(link), decided.read(link), network
         ):
             placed(one, node, examples)
+    for (place, *_), several in together.items():
+        if isinstance(place, str):
+            once[place] += _in_one(several, network, 1.0)
+        else:
+            seconds = several[0].times * _in_one(several, network, several[0].times)
+            during(loops[place], several[0], False, several[0].value in from_data, seconds)
     outer = loops.pop((), Loop())
     flops = sum(
         node.flops * node.repeat / math.prod(decided.sizes[a] for s in strategy.split.values() for a in s)
@@ -252,6 +269,13 @@ def _from_data(graph: Graph) -> set[int]:
             if found.intersection(op.operands):
                 found.update(op.results)
     return found
+
+
+def _in_one(several: Sequence[Transfer], network: Network, times: float) -> float:
+    """Seconds of collectives that runtimes put into one: the weights or gradients of a layer, or of a step.
+    times: how often that one runs."""
+    count = sum(one.ring * one.bytes * one.times for one in several) / times
+    return network.seconds(several[0].kind, several[0].axes, count)
 
 
 def _each(one: Transfer, layout: Layout) -> bool:
@@ -284,7 +308,7 @@ def seconds_of(shape: Shape, layout: Layout, parts: Parts) -> float:
     Micro-batches follow each other on the slowest stage, the one with the output matrix; filling and draining
     the pipeline takes (stages - 1) / chunks of a stage's layers more. A stage sends its activations on and
     waits for them. Gradients that are reduced once a step run under the last backward pass if the runtime
-    hides them.
+    hides them, and the weights it brought back into place are gathered beside the first forward pass.
     """
     layers, outer = sum(loop.seconds for loop in parts.loops), parts.outer.seconds
     total = layout.runs * (layers + outer)
@@ -294,7 +318,10 @@ def seconds_of(shape: Shape, layout: Layout, parts: Parts) -> float:
     behind = max((loop.compute for loop in parts.loops), default=0.0)
     hides = layout.runtime.hides_reductions and layout.machine.chip.kind != "tpu"
     synced = max(0.0, parts.synced - behind) if hides else parts.synced
-    return total + synced + parts.update + parts.regathered
+    ahead = min((loop.compute for loop in parts.loops), default=0.0)
+    hides = layout.runtime.hides_gathers and layout.machine.chip.kind != "tpu"
+    regathered = max(0.0, parts.regathered - ahead) if hides else parts.regathered
+    return total + synced + parts.update + regathered
 
 
 def _hop_seconds(shape: Shape, layout: Layout) -> float:

@@ -24,13 +24,17 @@ NAMES = ("q", "k", "v", "context", "out_proj", "gate", "up", "mlpwo")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What the step computes. batch: sequences in one run of it. gated: three MLP matrices instead of two.
-    fused: attention is one kernel. window: keys a query sees, 0 for all before it. saved: which of NAMES the
-    backward pass finds in memory, None for all that it needs; `dots` saves the results of all matmuls with
-    weights, `core` all but attention's scores. experts: 0 for a dense MLP; chosen: experts a token goes to;
-    room: at an expert, over its even share; every: layers of which one has experts; shared: experts all
-    tokens go to; dense_ff: width of the MLPs of the other layers, 0 for d_ff. apart: norms, activations,
-    softmax and dropout are kernels of their own, fused with nothing. dropout: of attention's weights."""
+    """What the step computes.
+
+    batch: sequences in one run of it. gated: three MLP matrices instead of two. fused: attention is one kernel;
+    window: keys a query then sees, 0 for all before it. saved: which of NAMES the backward pass finds in
+    memory, None for all that it needs; `dots` saves the results of all matmuls with weights, `core` all but
+    attention's scores. experts: 0 for a dense MLP; chosen: experts a token goes to; room: at an expert, over
+    its even share; masks: tokens go there by matmuls with a mask; every: layers of which one has experts;
+    shared: experts all tokens go to; dense_ff: width of the MLPs of the other layers, 0 for d_ff. apart: norms,
+    activations, softmax and dropout are kernels of their own, fused with nothing. dropout: of attention's
+    weights.
+    """
 
     layers: int
     d_model: int
@@ -49,6 +53,7 @@ class Shape:
     experts: int = 0
     chosen: int = 0
     room: float = 1.0
+    masks: bool = True
     every: int = 1
     shared: int = 0
     dense_ff: int = 0
@@ -178,13 +183,17 @@ def _mlp(shape: Shape, weights: Any, h_BTD: jax.Array) -> jax.Array:
 
 
 def _experts(shape: Shape, weights: Any, h_BTD: jax.Array) -> jax.Array:
-    """Every token's experts, each with the tokens of a sequence that fall to it: as many to each."""
+    """Every token's experts, each with the tokens of a sequence that fall to it: as many to each. Tokens come
+    and go by matmuls with a mask (GShard), or are looked up."""
     time = h_BTD.shape[1]
     logits_BTX = (h_BTD @ weights["router"].astype(h_BTD.dtype)).astype(jnp.float32)
     capacity = max(1, round(shape.room * time * shape.chosen / shape.experts))
-    mask_BTXC = jax.nn.softmax(logits_BTX)[..., None] * jnp.ones((capacity,), jnp.float32)
-    mask_BTXC = mask_BTXC.astype(h_BTD.dtype)
-    in_BXCD = jnp.einsum("btd,btxc->bxcd", h_BTD, mask_BTXC)
+    probs_BTX = jax.nn.softmax(logits_BTX).astype(h_BTD.dtype)
+    if shape.masks:
+        mask_BTXC = probs_BTX[..., None] * jnp.ones((capacity,), h_BTD.dtype)
+        in_BXCD = jnp.einsum("btd,btxc->bxcd", h_BTD, mask_BTXC)
+    else:
+        in_BXCD = h_BTD[:, jnp.arange(shape.experts * capacity).reshape(shape.experts, capacity) % time]
     of = {name: matrix.astype(h_BTD.dtype) for name, matrix in weights["experts"].items()}
     up = checkpoint_name(jnp.einsum("bxcd,xdf->bxcf", in_BXCD, of["up"]), "up")
     if shape.gated:
@@ -192,7 +201,11 @@ def _experts(shape: Shape, weights: Any, h_BTD: jax.Array) -> jax.Array:
     else:
         hidden = jax.nn.gelu(up)
     out_BXCD = checkpoint_name(jnp.einsum("bxcf,xfd->bxcd", hidden, of["down"]), "mlpwo")
-    return jnp.einsum("bxcd,btxc->btd", out_BXCD, mask_BTXC)
+    if shape.masks:
+        return jnp.einsum("bxcd,btxc->btd", out_BXCD, mask_BTXC)
+    place_TK = jnp.arange(time)[:, None] + time * jnp.arange(shape.chosen)
+    out_BTKD = out_BXCD[:, place_TK // capacity % shape.experts, place_TK % capacity]
+    return (out_BTKD * probs_BTX[..., : shape.chosen, None]).sum(2)
 
 
 def _core(shape: Shape, q_BTHE: jax.Array, k_BTKE: jax.Array, v_BTKE: jax.Array) -> jax.Array:
