@@ -27,13 +27,13 @@ class Shape:
     """What the step computes.
 
     batch: sequences in one run of it. gated: three MLP matrices instead of two. fused: attention is one
-    kernel; window: keys a query then sees, 0 for all before it. saved: which of NAMES the backward pass finds in
-    memory, None for all that it needs; `dots` saves the results of all matmuls with weights, `core` all but
-    attention's scores. experts: 0 for a dense MLP; chosen: experts a token goes to; room: at an expert, over
-    its even share; masks: tokens go there by matmuls with a mask; every: layers of which one has experts;
-    shared: experts all tokens go to; dense_ff: width of the MLPs of the other layers, 0 for d_ff. apart:
-    norms, activations, softmax and dropout are kernels of their own, fused with nothing. dropout: of attention's
-    weights.
+    kernel; window: keys a query then sees, 0 for all before it. saved: which of NAMES the backward pass
+    finds in memory, None for all that it needs; `dots` saves the results of all matmuls with weights,
+    `core` all but attention's scores. experts: 0 for a dense MLP; chosen: experts a token goes to; room: at
+    an expert, over its even share; masks: tokens go there by matmuls with a mask; every: layers of which
+    one has experts; shared: experts all tokens go to; dense_ff: width of the MLPs of the other layers, 0
+    for d_ff. apart: norms, activations, softmax and dropout are kernels of their own, fused with nothing.
+    dropout: of attention's weights.
     """
 
     layers: int
