@@ -1,4 +1,4 @@
-"""Matmuls and convolutions split over three axes: every strategy drawn from the space computes the right numbers.
+"""Matmuls and convolutions split over three axes: strategies drawn from the space compute the right numbers.
 
 What XLA's partitioner computes wrongly is left out of the space (`planner.sharding.strategy`,
 `planner.rules.contraction`); the first tests hold what that is.

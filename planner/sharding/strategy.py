@@ -171,8 +171,8 @@ def _fits(node: Node, strategy: Strategy, extents: Mapping[str, int], sizes: Map
 
 
 def _half_scattered(node: Node, strategy: Strategy) -> bool:
-    """Whether some of several sums are scattered onto a dim that both operands have and that is split already,
-    and others are not: XLA's partitioner (jaxlib 0.10) computes wrong numbers then."""
+    """Whether some of several sums are scattered onto a dim that both operands have and that is split
+    already, and others are not: XLA's partitioner (jaxlib 0.10) computes wrong numbers then."""
     places = list(strategy.finish.values())
     if len(places) < 2 or len(set(places)) == 1:
         return False
