@@ -47,21 +47,11 @@ def search(record: Record, starts: Sequence[Sequence[int]], seed: int, deadline:
     begun = time.monotonic()
     deadline -= min(1.0, MARGIN * (deadline - begun))
     with concurrent.futures.ThreadPoolExecutor(1) as second:
-        stop = threading.Event()
-        ready = second.submit(compiled, stop)
-        try:
-            whole = _whole(record, ready, deadline)
-            if whole is None:
-                return ""
-            ready.result(timeout=max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            return "the time was up"
-        finally:
-            stop.set()
-        stage = _Stage(record, whole, np.random.default_rng(seed))
-        built = time.monotonic() - begun
+        stage = _first(record, np.random.default_rng(seed), second, deadline)
+        if stage is None:
+            return "" if np.isinf(record.bound) else "the time was up"
         for start in starts:
-            known = translate(whole, start)
+            known = translate(stage.whole, start)
             if known is not None:
                 take(stage.known, np.array(known, dtype=np.int64))
         end = "narrow"
@@ -70,37 +60,61 @@ def search(record: Record, starts: Sequence[Sequence[int]], seed: int, deadline:
                 end = _climb(stage, second, deadline)
             finally:
                 _report(stage)
-            if end and deadline - time.monotonic() > BUILDS * built:
+            if end and deadline - time.monotonic() > BUILDS * stage.built:
                 stage = _narrowed(stage)
     if record.gap > ROUNDING and time.monotonic() < deadline:
         _close(stage, deadline)
     return "the time was up" if record.gap > ROUNDING and time.monotonic() > deadline else ""
 
 
-def _whole(record: Record, ready: concurrent.futures.Future[None], deadline: float) -> Reduced | None:
-    """The reduced problem; first choices are noted, the better ones while kernels are not ready. None, and
-    the bound infinite, if nothing is allowed."""
-    intern, begun = Interner(), time.monotonic()
+def _first(
+    record: Record, draw: np.random.Generator, second: concurrent.futures.Executor, deadline: float
+) -> "_Stage | None":
+    """The reduced problem with its search, once the kernels are ready. Choices are noted meanwhile. None,
+    with the bound infinite, if nothing is allowed, and None if the time is up before."""
+    begun, stop = time.monotonic(), threading.Event()
+    ready = second.submit(compiled, stop)
+    try:
+        whole = _whole(record, begun + SLIMMING * (deadline - begun))
+        if whole is None:
+            record.bound = np.inf
+            return None
+        built = time.monotonic() - begun
+        if not ready.done():
+            found = quick(whole.problem, lambda: ready.done() or time.monotonic() > deadline)
+            note(record, restore(whole, found))
+        ready.result(timeout=max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        return None
+    finally:
+        stop.set()
+    return _Stage(record, whole, draw, built)
+
+
+def _whole(record: Record, deadline: float) -> Reduced | None:
+    """The problem reduced as far as one gets by the deadline; None if nothing is allowed."""
+    intern = Interner()
     whole = reduced(record.problem, intern)
-    if whole is not None:
-        note(record, restore(whole, quick(whole.problem, lambda: True)))
-        whole = slimmed(whole, intern, begun + SLIMMING * (deadline - begun))
     if whole is None:
-        record.bound = np.inf
-    elif not ready.done():
-        found = quick(whole.problem, lambda: ready.done() or time.monotonic() > deadline)
-        note(record, restore(whole, found))
-    return whole
+        return None
+    note(record, restore(whole, quick(whole.problem, lambda: True)))
+    return slimmed(whole, intern, deadline)
 
 
 class _Stage:
     """One reduced problem with its search. before: the stage it comes from; gained: the last round that
-    gained anything; narrow_at: the gap at which strategies are dropped."""
+    gained anything; narrow_at: the gap at which strategies are dropped; built: seconds that it took to
+    reduce the whole problem."""
 
     def __init__(
-        self, record: Record, whole: Reduced, draw: np.random.Generator, before: "_Stage | None" = None
+        self,
+        record: Record,
+        whole: Reduced,
+        draw: np.random.Generator,
+        built: float,
+        before: "_Stage | None" = None,
     ) -> None:
-        self.record, self.whole, self.draw = record, whole, draw
+        self.record, self.whole, self.draw, self.built = record, whole, draw, built
         self.arrays: Arrays = arrays_of(whole.problem, Interner())
         self.ascent = Ascent(self.arrays)
         self.known = Incumbent(self.arrays, draw)
@@ -181,7 +195,7 @@ def _narrowed(stage: _Stage) -> _Stage:
     if left > WORTHWHILE * count:
         stage.narrow_at = NARROWER * stage.gap
         return stage
-    after = _Stage(stage.record, smaller, stage.draw, stage)
+    after = _Stage(stage.record, smaller, stage.draw, stage.built, stage)
     _hand_over(stage, after)
     return after
 
