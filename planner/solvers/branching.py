@@ -37,7 +37,7 @@ ROOT_ROUNDS, ROUNDS = 60, 14  # of prices, for the whole and for a part
 EARLY = 0.1  # of the gap: a part is split when prices cannot raise its bound by more
 MOST = 1e7  # entries of an elimination at every price
 CEILING = 64.0  # times the highest cost of a choice: sums are exact up to this
-WALKS = 6  # at one price
+WALKS, ENTRIES = (3, 6), 1e7  # at one price, at least and at most, and table entries of all of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _raised(tree: Tree, part: Part, rounds: int, small: float, deadline: float) 
         weights = ahead.weights
         if ahead.at_edge and peak > tree.problem.usage_limit:
             box = min(GROWTH * box, LAST_BOX)
-        worth = CLOSE * abs(bound) if at_root else EARLY * (tree.goal - bound)
+        worth = max(CLOSE * abs(bound), EARLY * (tree.goal - bound))
         if ahead.height - bound <= worth and (not ahead.at_edge or box == LAST_BOX):
             break
         inward = INWARD if any(tree.planes.fits[k] for k in which) else 0.0
@@ -177,7 +177,8 @@ def _minimum(tree: Tree, prices: Floats, left: Mapping[int, Allowed], deadline: 
     from planner.solvers.walks import walked
 
     assert tree.walks is not None
-    return walked(tree.walks, prices, left, WALKS, deadline)
+    count = int(np.clip(ENTRIES / tree.walks.arrays.tables.size, *WALKS))
+    return walked(tree.walks, prices, left, count, deadline)
 
 
 def _meet(tree: Tree, one: Seen) -> None:

@@ -59,12 +59,10 @@ def minimise(
     *,
     start: tuple[int, ...] | None = None,
     order: Order | None = None,
-    at_once: bool = True,
     deadline: float = np.inf,
 ) -> Minimum:
     """The best choice found and its bound; equal where the optimum is proven. start: one to begin with.
-    order: that of a network with the same pairs, at other prices, which is tried first. at_once: false if it
-    is known that all of it is too much to be eliminated at once."""
+    order: that of a network with the same pairs, at other prices, which is tried first."""
     first = start or tuple(int(costs.argmin()) for costs in network.unary)
     best = Minimum(first, value_of(network, first), simple_bound(network))
     if order is not None:
@@ -75,7 +73,7 @@ def minimise(
             pass
         except (OutOfTime, KeyboardInterrupt) as error:
             return dataclasses.replace(best, cut=why(error))
-    return _level(_Search(intern, deadline, at_once), network, best, 0)
+    return _level(_Search(intern, deadline), network, best, 0)
 
 
 def unless_interrupted(found: Minimum) -> Minimum:
@@ -93,7 +91,6 @@ def _at_once(network: Network) -> float:
 class _Search:
     intern: Interner
     deadline: float
-    at_once: bool
 
 
 def _level(search: _Search, network: Network, best: Minimum, level: int) -> Minimum:
@@ -108,9 +105,7 @@ def _level(search: _Search, network: Network, best: Minimum, level: int) -> Mini
     if not np.isfinite(found.bound):  # every strategy of some node is forbidden
         return _unfolded(folded, found, network, best)
     try:
-        order = None
-        if search.at_once or level:
-            order = best_order(small, search.intern, most=_at_once(small), enough=_at_once(small))
+        order = best_order(small, search.intern, most=_at_once(small), enough=_at_once(small))
         if order is not None:
             done = eliminate(small, order, search.intern, deadline=search.deadline)
             at_once = Minimum(done.choice, done.value, done.value, order=_after(folded, order))
