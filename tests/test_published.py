@@ -1,6 +1,7 @@
 """Published steps: rows read and typed, the step and the layout they stand for, and their seconds by hand."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import re
@@ -20,8 +21,9 @@ from scripts.published.conventions import (
     weights_in_matmuls,
 )
 from scripts.published.layout import CannotPredict, Runtime, layout_of
-from scripts.published.model import saved_of, shape_of
+from scripts.published.model import saved_of, shape_of, stage_of
 from scripts.published.outcome import outcome_of
+from scripts.published.predict import predict
 from scripts.published.rows import NUMBERS, TEXTS, WHOLES, read_rows
 from scripts.published.transformer import Shape, train_step
 
@@ -171,7 +173,10 @@ def test_a_layout_is_read_from_columns_and_words(tmp_path):
             {"dp": "1", "cp": "4"},
             "context parallelism passes keys round in a ring, which the step does not do",
         ),
-        ({"layers": "5", "dp": "1", "pp": "4"}, "5 layers do not divide into 4 stages"),
+        (
+            {"params": "9e9"},
+            "the columns make a model of 0.133 billion parameters, not of 9",
+        ),
         ({"step_time_s": ""}, "neither a step time nor a rate of FLOPs was measured"),
     ],
 )
@@ -190,6 +195,17 @@ def test_what_the_backward_pass_finds_is_read_from_the_remat_column(tmp_path):
     assert saved("selective (attention core)") == {"core"}
     assert saved("custom: layer input, out_proj, q,k,v offloaded") == {"out_proj", "q", "k", "v"}
     assert saved("minimal_with_context") == {"dots", "context"}
+
+
+def test_the_largest_stage_counts_and_micro_batches_fill_the_pipeline(tmp_path):
+    row = row_of(tmp_path, layers="5", dp="1", tp="2", pp="4")
+    shape, layout = shape_of(row, PLAIN), layout_of(row)
+    assert stage_of(shape, layout.stages, layout.micro).layers == 2
+    fewer = dataclasses.replace(layout, runs=layout.runs // 2)
+    bubble = 2 * predict(shape, fewer).seconds - predict(shape, layout).seconds
+    update = predict(shape, layout).parts.update
+    layers = sum(loop.seconds for loop in predict(shape, layout).parts.loops)
+    assert bubble == pytest.approx(3 * layers + update, rel=1e-6)
 
 
 def test_more_bandwidth_never_takes_longer_and_an_error_is_relative(tmp_path):
