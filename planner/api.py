@@ -26,7 +26,7 @@ from planner.jax_compat import Traced, plain_pins, spec_tree, trace_step
 from planner.pins import pinned_nodes, specs_held, usable_meshes
 from planner.plans import Plan
 from planner.search import Found, Progress, Request, search
-from planner.simulate.timeline import simulate
+from planner.simulate.timeline import Simulator, timeline
 from planner.trace import build_graph
 from planner.trouble import does_not_fit
 from planner.verdict import Verification, verdict
@@ -207,5 +207,5 @@ def _write(
         versions=planning.versions(),
         in_specs=spec_tree(traced.in_tree, [leaf.spec for leaf in arguments]),
         out_specs=spec_tree(traced.out_tree, [leaf.spec for leaf in results]),
-        timeline=simulate(decided),
+        timeline=timeline(decided, found.simulator or Simulator(graph, coarse, best.tables)),
     )

@@ -16,7 +16,7 @@ from planner.planning import Decided, peak_bytes, wire_bytes
 from planner.plans import SchemeRow
 from planner.sharding.named import SCHEMES
 from planner.simulate.durations import PICO
-from planner.simulate.timeline import Simulator
+from planner.simulate.timeline import Simulators
 
 _SURE = 1.05  # a scheme's price that may be further above its best is not shown
 
@@ -61,21 +61,12 @@ def best_of(candidates: Sequence[Candidate]) -> Candidate:
     return min(candidates, key=lambda c: (not c.fits, c.seconds if c.fits else c.choice.peak))
 
 
-def timed(simulator: Simulator, candidate: Candidate) -> Candidate:
-    """A candidate with its timing, if it is allowed. simulator: of its tables."""
+def timed(simulators: Simulators, candidate: Candidate) -> Candidate:
+    """A candidate with its timing, if it is allowed."""
     if candidate.timing is not None or not math.isfinite(candidate.choice.cost):
         return candidate
-    run = simulator.run(candidate.choice.choice).run
+    run = simulators.of(candidate.tables).run(candidate.choice.choice).run
     return dataclasses.replace(candidate, timing=Timing(run.ticks / PICO, run.work / PICO))
-
-
-def all_timed(graph: Graph, coarse: Coarse, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates with their timings, those of the same tables by one simulator."""
-    simulators: dict[int, Simulator] = {}
-    for tables in [candidate.tables for candidate in candidates]:
-        if id(tables) not in simulators:
-            simulators[id(tables)] = Simulator(graph, coarse, tables)
-    return [timed(simulators[id(candidate.tables)], candidate) for candidate in candidates]
 
 
 def scheme_rows(
@@ -119,7 +110,7 @@ def _absent(name: str, reason: str) -> SchemeRow:
 
 def _row(name: str, graph: Graph, coarse: Coarse, candidate: Candidate) -> SchemeRow:
     decided = Decided(graph, coarse, candidate.tables, candidate.choice.choice)
-    (candidate,) = all_timed(graph, coarse, [candidate])
+    candidate = timed(Simulators(graph, coarse), candidate)
     timing = candidate.timing or Timing(math.inf, math.inf)
     return SchemeRow(
         scheme=name,

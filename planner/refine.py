@@ -16,12 +16,10 @@ from collections.abc import Mapping
 from planner.candidates import Candidate, best_of, timed
 from planner.cost.problem import Choice, Floats, Problem, cost_of, peak_of
 from planner.cost.tables import Tables
-from planner.graph.coarsen import Coarse
-from planner.graph.graph import Graph
 from planner.simulate.delta import Delta
 from planner.simulate.durations import PICO
 from planner.simulate.policy import Policy, policy_of
-from planner.simulate.timeline import Simulator
+from planner.simulate.timeline import Simulator, Simulators
 from planner.solvers import auto
 from planner.solvers.evaluator import Additive
 from planner.solvers.mcmc import BLOCKS, TEMPERATURE, walk
@@ -58,20 +56,20 @@ class ByTimeline:
         self.cost = self.delta.ticks / PICO
 
 
-def refined(graph: Graph, coarse: Coarse, best: Candidate, seconds: float, seed: int) -> Candidate:
+def refined(simulators: Simulators, best: Candidate, seconds: float, seed: int) -> Candidate:
     """The best of its mesh by the timeline, as far as it is found in the time."""
     policy = policy_of(best.tables.network.machine)
-    if not (policy.asynchronous and best.fits and coarse.nodes):
+    links, simulator = len(simulators.coarse.links), simulators.of(best.tables)
+    if not (policy.asynchronous and best.fits and simulators.coarse.nodes):
         return best
     until = time.monotonic() + seconds
-    simulator = Simulator(graph, coarse, best.tables, policy)
     found = [best]
     for part in _DISCOUNTS:
         if (left := until - time.monotonic()) > 0:
-            problem = _discounted(best.tables, len(coarse.links), policy, part)
+            problem = _discounted(best.tables, links, policy, part)
             choice = auto.solve(problem, seconds=left / 2, seed=seed, starts=[best.choice.choice])
             found.append(_candidate(best, choice.choice))
-    start = best_of([timed(simulator, candidate) for candidate in found])
+    start = best_of([timed(simulators, candidate) for candidate in found])
     evaluator = ByTimeline(Delta(simulator, start.choice.choice), start.tables.problem)
     propose = mixed(single(evaluator.added.unary), block(evaluator.added.unary, evaluator.added.near), BLOCKS)
     heat, draw = TEMPERATURE * evaluator.cost, random.Random(seed)
@@ -79,7 +77,7 @@ def refined(graph: Graph, coarse: Coarse, best: Candidate, seconds: float, seed:
     if walked.cost == start.seconds:
         return start
     kept = _without_needless(simulator, start, walked.choice, until)
-    return best_of([start, timed(simulator, _candidate(best, kept))])
+    return best_of([start, timed(simulators, _candidate(best, kept))])
 
 
 def _without_needless(

@@ -17,7 +17,7 @@ import numpy as np
 
 from meshes.machine import Machine
 from meshes.mesh import LogicalMesh
-from planner.candidates import Candidate, all_timed, best_of, scheme_rows
+from planner.candidates import Candidate, best_of, scheme_rows, timed
 from planner.cost.problem import Choice, Problem, least_peak
 from planner.cost.restrict import restrict, widen
 from planner.cost.tables import Pins, Tables, build
@@ -31,6 +31,7 @@ from planner.report.units import duration
 from planner.sharding import named
 from planner.sharding.pin import holds
 from planner.sharding.strategy import result_spec
+from planner.simulate.timeline import Simulator, Simulators
 from planner.solvers import auto, elimination, ilp
 from planner.solvers.minplus import INTERRUPTED
 
@@ -64,7 +65,8 @@ class Request:
 @dataclasses.dataclass(frozen=True)
 class Found:
     """The result. best: the cheapest that fits, or else the one that needs the least memory. lower_bound: no
-    choice on any of the meshes tried is cheaper. seconds: of the stages cost and solve."""
+    choice on any of the meshes tried is cheaper. seconds: of the stages cost and solve. simulator: of the
+    best one's tables, if it is known."""
 
     best: Candidate
     rows: tuple[SchemeRow, ...]
@@ -72,6 +74,7 @@ class Found:
     seconds: Mapping[str, float]
     sorts: Mapping[int, named.Sort]
     notes: tuple[str, ...] = ()
+    simulator: Simulator | None = None
 
 
 def search(
@@ -120,17 +123,18 @@ def search(
             f"There was no time for the meshes {names} in {duration(request.seconds)}; allow more with "
             "seconds=."
         )
-    candidates = all_timed(graph, coarse, candidates)
+    started, simulators = time.monotonic(), Simulators(graph, coarse)
+    candidates = [timed(simulators, candidate) for candidate in candidates]
     best = best_of(candidates)
     if not request.schemes and _INTERRUPTED not in notes:
-        started = time.monotonic()
-        best = refined(graph, coarse, best, _REFINING * request.seconds, request.seed)
-        clock.spent["solve"] += time.monotonic() - started
+        best = refined(simulators, best, _REFINING * request.seconds, request.seed)
+    clock.spent["solve"] += time.monotonic() - started
     tried = [mesh for mesh in meshes if mesh not in untried]
     rows = scheme_rows(graph, coarse, candidates, best, tried, untried, request.schemes)
     bounds = [c.choice.lower_bound for c in candidates if not c.scheme or request.schemes]
     lower_bound = min([*bounds, best.choice.cost])
-    return Found(best, rows, lower_bound, clock.spent, sorts, tuple(notes))
+    simulator = simulators.of(best.tables)
+    return Found(best, rows, lower_bound, clock.spent, sorts, tuple(notes), simulator)
 
 
 def _on_mesh(

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from planner.candidates import Candidate, all_timed
+from planner.candidates import Candidate, timed
 from planner.cost.problem import Choice, cost_of, peak_of
 from planner.refine import ByTimeline, refined
 from planner.simulate.delta import Delta
 from planner.simulate.durations import PICO
-from planner.simulate.timeline import Simulator
+from planner.simulate.timeline import Simulator, Simulators
 from planner.solvers import auto
 from tests import small_steps
 from tests.pipeline import Stages, network_of, stages_of
@@ -24,19 +24,19 @@ def stages_on(machine: str, limit: float = math.inf) -> Stages:
 def optimum(stages: Stages) -> Candidate:
     choice = auto.solve(stages.tables.problem, seconds=30)
     candidate = Candidate("", stages.network.mesh, stages.tables, choice)
-    return all_timed(stages.graph, stages.coarse, [candidate])[0]
+    return timed(Simulators(stages.graph, stages.coarse), candidate)
 
 
 @pytest.mark.parametrize("limit", [math.inf, 1.5e8])
 def test_the_result_is_faster_and_keeps_the_limit(limit):
     stages = stages_on("gpu_h100_sxm_80gb:1x8", limit)
     best = optimum(stages)
-    found = refined(stages.graph, stages.coarse, best, 30.0, 0)
+    found = refined(Simulators(stages.graph, stages.coarse), best, 30.0, 0)
     assert found.seconds <= best.seconds
     assert found.choice.peak <= limit
     assert found.choice.cost == pytest.approx(cost_of(stages.tables.problem, found.choice.choice))
     assert found.choice.cost >= found.choice.lower_bound * (1 - 1e-9)
-    again = refined(stages.graph, stages.coarse, best, 30.0, 0)
+    again = refined(Simulators(stages.graph, stages.coarse), best, 30.0, 0)
     assert again.choice.choice == found.choice.choice
 
 
@@ -45,17 +45,16 @@ def test_it_leaves_a_poor_start_behind():
     whole = tuple(0 for _ in stages.tables.nodes)
     problem = stages.tables.problem
     choice = Choice(whole, cost_of(problem, whole), 0.0, peak_of(problem, whole), "splits nothing")
-    (poor,) = all_timed(
-        stages.graph, stages.coarse, [Candidate("", stages.network.mesh, stages.tables, choice)]
-    )
-    found = refined(stages.graph, stages.coarse, poor, 30.0, 0)
+    simulators = Simulators(stages.graph, stages.coarse)
+    poor = timed(simulators, Candidate("", stages.network.mesh, stages.tables, choice))
+    found = refined(simulators, poor, 30.0, 0)
     assert found.seconds <= optimum(stages).seconds < 0.5 * poor.seconds
 
 
 def test_where_nothing_overlaps_the_optimum_stays():
     stages = stages_on("cpu:8")
     best = optimum(stages)
-    assert refined(stages.graph, stages.coarse, best, 30.0, 0) is best
+    assert refined(Simulators(stages.graph, stages.coarse), best, 30.0, 0) is best
 
 
 def test_the_evaluator_follows_its_moves():

@@ -57,12 +57,20 @@ class Timeline:
 
 
 class Simulator:
-    """Simulates choices of one problem: what does not depend on the choice is found once."""
+    """Simulates choices of one problem: what does not depend on the choice is found once. root: the step as
+    segments, if it is known."""
 
-    def __init__(self, graph: Graph, coarse: Coarse, tables: Tables, policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        coarse: Coarse,
+        tables: Tables,
+        policy: Policy | None = None,
+        root: Segment | None = None,
+    ) -> None:
         self.policy = policy or policy_of(tables.network.machine)
         self.durations = Durations(graph, coarse, tables, self.policy)
-        self.root = segments(graph, coarse, self.policy.ahead)
+        self.root = root or segments(graph, coarse, self.policy.ahead)
         self.engines = {id(s): Engine(s, len(self.durations.wires)) for s in every(self.root)}
         self.lookups = {id(s): Lookup(s, self.durations) for s in every(self.root)}
 
@@ -87,6 +95,21 @@ class Simulator:
         return self.run(choice).run.ticks / PICO
 
 
+class Simulators:
+    """The simulators of one step on several meshes of a machine, each made once."""
+
+    def __init__(self, graph: Graph, coarse: Coarse) -> None:
+        self.graph, self.coarse = graph, coarse
+        self.known: dict[int, Simulator] = {}
+
+    def of(self, tables: Tables) -> Simulator:
+        """The simulator of one problem."""
+        if id(tables) not in self.known:
+            root = next((one.root for one in self.known.values()), None)
+            self.known[id(tables)] = Simulator(self.graph, self.coarse, tables, root=root)
+        return self.known[id(tables)]
+
+
 def every(segment: Segment) -> Iterator[Segment]:
     """A segment and all those inside."""
     yield segment
@@ -97,12 +120,12 @@ def every(segment: Segment) -> Iterator[Segment]:
 def simulate(decided: Chosen, policy: Policy | None = None) -> Timeline:
     """The timeline of a choice. policy: what runs beside compute, by default what the machine's compiler
     does."""
-    simulator = Simulator(decided.graph, decided.coarse, decided.tables, policy)
-    return timeline(decided, simulator, simulator.run(decided.choice))
+    return timeline(decided, Simulator(decided.graph, decided.coarse, decided.tables, policy))
 
 
-def timeline(decided: Chosen, simulator: Simulator, ran: Ran) -> Timeline:
-    """What a run of the step shows."""
+def timeline(decided: Chosen, simulator: Simulator) -> Timeline:
+    """The same by a simulator that is known. simulator: of the choice's tables."""
+    ran = simulator.run(decided.choice)
     wires = simulator.durations.wires
     found = spans(ran, Naming(decided.graph, decided.coarse, wires))
     shown = tuple(sorted(found, key=lambda span: (span.start, span.streams)))
