@@ -5,7 +5,7 @@
     walk         FlexFlow's search (`planner.solvers.mcmc`) from the best so far, by delta simulation
 
 The first finds other regions of the space, the second what is near. The result is never behind the start, and
-keeps the memory limit if that does. Where nothing runs beside compute there is nothing to do.
+keeps the memory limit if that does. Where neither gathers nor sums run beside compute there is nothing to do.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ from planner.solvers.mcmc import BLOCKS, TEMPERATURE, walk
 from planner.solvers.proposals import block, mixed, single
 
 _DISCOUNTS = (0.5, 0.1)
+_COSTLY = frozenset(("all_gather", "all_reduce"))  # of what plans send, nearly all
 _PROPOSALS = (
     1000  # with a limit in proposals, not seconds, a plan is the same on every machine that is fast enough
 )
@@ -60,7 +61,7 @@ def refined(simulators: Simulators, best: Candidate, seconds: float, seed: int) 
     """The best of its mesh by the timeline, as far as it is found in the time."""
     policy = policy_of(best.tables.network.machine)
     links, simulator = len(simulators.coarse.links), simulators.of(best.tables)
-    if not (policy.asynchronous and best.fits and simulators.coarse.nodes):
+    if policy.asynchronous.isdisjoint(_COSTLY) or not (best.fits and simulators.coarse.nodes):
         return best
     until = time.monotonic() + seconds
     found = [best]
