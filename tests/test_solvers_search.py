@@ -215,7 +215,8 @@ def test_a_search_without_time_has_a_choice() -> None:
 
 
 def test_kernels_are_compiled_beforehand_with_the_types_they_are_called_with() -> None:
-    compiled(threading.Event())
+    assert not compiled(threading.Event(), time.monotonic())
+    assert compiled(threading.Event())
     kernels = (
         *(forest.replant, messages.priced, messages.walk, moves.cost_of, moves.descend, moves.ease),
         *(moves.used_by, relink.grouped, relink.rescued),

@@ -73,17 +73,22 @@ def _first(
     """The reduced problem with its search, once the kernels are ready. Choices are noted meanwhile. None,
     with the bound infinite, if nothing is allowed, and None if the time is up before."""
     begun, stop = time.monotonic(), threading.Event()
-    ready = second.submit(compiled, stop)
+    ready = second.submit(compiled, stop, deadline)
+
+    def prepared() -> bool:
+        return ready.done() and ready.result()
+
     try:
         whole = _whole(record, begun + SLIMMING * (deadline - begun))
         if whole is None:
             record.bound = np.inf
             return None
         built = time.monotonic() - begun
-        if not ready.done():
-            found = quick(whole.problem, lambda: ready.done() or time.monotonic() > deadline)
+        if not prepared():
+            found = quick(whole.problem, lambda: prepared() or time.monotonic() > deadline)
             note(record, restore(whole, found))
-        ready.result(timeout=max(0.0, deadline - time.monotonic()))
+        if not ready.result(timeout=max(0.0, deadline - time.monotonic())):
+            return None
     except TimeoutError:
         return None
     finally:

@@ -1,6 +1,7 @@
 """Compiling all kernels on a problem of two nodes, while something else is done with the real one."""
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -10,14 +11,22 @@ from planner.solvers import forest, messages, moves, relink
 from planner.solvers.arrays import Arrays, arrays_of
 from planner.solvers.interning import Interner
 
+SLOWEST = 0.5  # seconds that a kernel takes at least, for all that is known beforehand
+SLOWER = 2.0  # times as long as the slowest so far a kernel may take
 
-def compiled(stop: threading.Event) -> None:
-    """Compiles what is not kept from an earlier run, one kernel at a time until `stop` is set. A second each
-    at most, ten seconds in all; half a second if everything is kept."""
+
+def compiled(stop: threading.Event, deadline: float = np.inf) -> bool:
+    """Compiles what is not kept from an earlier run, one kernel at a time; whether all are compiled. No more
+    is begun once `stop` is set, or if it might not be done by the deadline: nothing can interrupt it. Ten
+    seconds in all on a quiet machine; half a second if everything is kept."""
+    slowest = SLOWEST
     for run in _runs(_two_nodes()):
-        if stop.is_set():
-            return
+        begun = time.monotonic()
+        if stop.is_set() or begun + SLOWER * slowest > deadline:
+            return False
         run()
+        slowest = max(slowest, time.monotonic() - begun)
+    return True
 
 
 def _two_nodes() -> Arrays:
