@@ -4,10 +4,11 @@ CPU     Nothing: a collective is a call that all threads meet in.
 TPU     Read from programs compiled ahead of time by libtpu 0.0.42 with its default flags (steps of mlp, gpt
         and resnet, 9 layouts each), by what stands between a start and its done; the chip file says which
         kinds:
-        - Permutes are asynchronous everywhere, alone and in the loops around a matmul's parts.
+        - Permutes are asynchronous wherever they were seen, alone and in the loops around a matmul's parts.
         - All-gathers are on v5e, inside fusions with the ops beside them: of 142 of more than 1 MiB, 133 run
           beside at most 4 ops. On 7x they, and reduce-scatters, run on the SparseCores.
-        - All-reduces and all-to-alls are not, on any chip, nor is anything but permutes on v4, v5p and v6e.
+        - All-reduces and all-to-alls are not (one small all-reduce on 7x aside), nor is anything but permutes
+          on v4, v5p and v6e.
 GPU     XLA with its latency hiding scheduler: every collective has a stream of its own and runs while what
         does not depend on it is computed. NCCL's kernels take multiprocessors meanwhile: Calculon
         (github.com/calculon-ai/calculon) takes off 15% of the compute for NVLink and 2% for InfiniBand.
