@@ -19,9 +19,13 @@ ROOT = pathlib.Path(__file__).parent.parent
 # A command, and below it how the sentence that it gets begins.
 MISTAKES = """
 plann
-    There is no command 'plann'; choose one of calibrate, compare, diff, machines, plan, show, solve, train, verify.
+    There is no command 'plann'; choose one of calibrate, compare, diff, machines, plan, show,
 plan --modle=gpt
     Unknown command line flag 'modle'. Did you mean: model. See `python -m planner
+calibrate --machine=cpu:8
+    Say where to keep what is measured: --out=machine.json.
+plan --model=mlp --machine=nowhere.json
+    'nowhere.json' cannot be read (No such file or directory). Check the path, or calibrate first.
 plan --seed=x
     flag --seed=x: invalid literal for int() with base 10: 'x'. See `python -m plann
 plan
@@ -101,12 +105,20 @@ def test_help_names_every_command_and_flag(capsys):
         "train ",
         "show ",
         "diff ",
+        "calibrate ",
         "machines ",
         "--step ",
         "--memory_fraction ",
     ):
         assert f"  {word}" in out
     assert command(capsys)[0] == 2
+
+
+def test_a_plan_writes_its_timeline(capsys, tmp_path):
+    file = tmp_path / "step.json"
+    words = ("plan", "--step=tests.small_steps:bad_batch", "--machine=tpu_v5e:1x1", f"--trace={file}")
+    assert command(capsys, *words)[0] == 0
+    assert {event["ph"] for event in json.loads(file.read_text())["traceEvents"]} == {"M", "X", "C"}
 
 
 def test_show_and_diff_read_saved_plans(capsys, tmp_path):
