@@ -58,7 +58,9 @@ def test_what_takes_long_to_compile_has_a_plan_that_splits_its_batch(name: str):
 # takes half an hour, nearly all of it in XLA's compiler.
 _DRAWN = ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2})
 _SMALLER = {"gpt": {"layers": 1}, "llama": {"layers": 1}, "moe": {"layers": 1}, "vit": {"layers": 1}}
-_ALWAYS = (("gpt", 1), ("mlp", 2), ("rnnlm", 2), ("rnntc", 0), ("vit", 1))
+_ALWAYS = (
+    ("alexnet", 2), ("gpt", 1), ("mlp", 2), ("moe", 2), ("resnet", 2), ("rnnlm", 2), ("rnntc", 0), ("vit", 1),
+)  # fmt: skip
 _EVERY = os.environ.get("MESHWRIGHT_RANDOM_PLANS") == "all"
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
