@@ -181,7 +181,7 @@ def _role(axis: str, words: str, machine: Machine) -> str:
         return "sequence" if scattered else "tensor"
     if re.search(r"shard_grad_op|zero_2|distributed optimizer|sharded optimizer/grads", words):
         return "zero1"
-    return "fsdp" if axis == "fsdp" or "zero_3" in words else "data"
+    return "fsdp" if axis == "fsdp" or re.search(r"zero_3|shards the largest", words) else "data"
 
 
 def _machine(row: Row, devices: int, stages: int) -> Machine:

@@ -80,13 +80,12 @@ class Prediction:
 
 def predict(shape: Shape, layout: Layout, default_remat: bool = False) -> Prediction:
     """The step of a whole model under a layout. default_remat: nothing is known of what the backward pass
-    computes again: all but the matmuls with weights, or everything, if else the step would not fit."""
+    computes again: everything, if else the step would not fit."""
     stage = stage_of(shape, layout.stages, layout.micro)
     parts = parts_of(stage, layout)
-    for saved in (frozenset(("dots",)), frozenset[str]()) if default_remat else ():
-        if parts.peak > USABLE_FRACTION * layout.machine.memory_bytes:
-            stage = dataclasses.replace(stage, saved=saved)
-            parts = parts_of(stage, layout)
+    if default_remat and parts.peak > USABLE_FRACTION * layout.machine.memory_bytes:
+        stage = dataclasses.replace(stage, saved=frozenset())
+        parts = parts_of(stage, layout)
     return Prediction(seconds_of(stage, layout, parts), parts.peak, layout.machine.memory_bytes, parts)
 
 
