@@ -43,6 +43,7 @@ class Runtime:
     hides_gathers: collectives of weights run beside compute. hides_reductions: so do those of gradients.
     hides_sums: so do those of activations (tensor parallelism), in parts. On a TPU the chip says which
     collectives do. eager: Python starts every kernel. dropout: of attention's weights.
+    balances: pipeline stages are cut so that they take equally long.
     """
 
     fused_attention: bool
@@ -51,6 +52,7 @@ class Runtime:
     hides_sums: bool = False
     eager: bool = False
     dropout: bool = False
+    balances: bool = False
     attention: float = 1.0
 
 
@@ -62,7 +64,7 @@ _LARGEST_SWEPT = 5  # powers of two, of sequences a device
 FIRST_FLASH = (0.25 + 0.40) / (0.50 + 0.73)
 _XLA_TPU = Runtime(fused_attention=True)
 _RUNTIMES = (  # the first pattern that the source or the notes hold
-    (r"alpa", Runtime(fused_attention=False, hides_gathers=False, hides_reductions=False)),
+    (r"alpa", Runtime(False, hides_gathers=False, hides_reductions=False, balances=True)),
     (r"maxtext|axlearn|tpu-recipes|paxml|jax", Runtime(fused_attention=True)),
     (r"foundry|composer", Runtime(fused_attention=True, eager=True, attention=FIRST_FLASH)),
     (r"comm overlap options on", Runtime(fused_attention=True, hides_sums=True, eager=True)),

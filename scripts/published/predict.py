@@ -304,12 +304,15 @@ def _slowdown(network: Network, one: Transfer) -> float:
 def seconds_of(shape: Shape, layout: Layout, parts: Parts) -> float:
     """Seconds of a step.
 
-    Micro-batches follow each other on the slowest stage, the one with the output matrix; filling and draining
+    Micro-batches follow each other on the slowest stage, the one with the output matrix, or on any if the
+    runtime cuts stages of equal length; filling and draining
     the pipeline takes (stages - 1) / chunks of a stage's layers more. A stage sends its activations on and
     waits for them. Gradients that are reduced once a step run under the last backward pass if the runtime
     hides them, and the weights it brought back into place are gathered beside the first forward pass.
     """
     layers, outer = sum(loop.seconds for loop in parts.loops), parts.outer.seconds
+    if layout.runtime.balances:
+        layers, outer = layers + outer / layout.stages, 0.0
     total = layout.runs * (layers + outer)
     if layout.stages > 1:
         total += (layout.stages - 1) / layout.chunks * layers
