@@ -59,7 +59,7 @@ def test_efficiency_is_measured_or_a_stated_default():
     assert load_machine("v6e:1x1").matmul_efficiency == 0.9009
     assert load_machine("h100:1").matmul_efficiency == 0.577
     assert load_machine("v5e:1x1").matmul_efficiency == 0.90
-    assert load_machine("v100:1").matmul_efficiency == 0.80
+    assert load_machine("l4:1").matmul_efficiency == 0.80
     assert (
         load_machine("v5e:1x1").mxu_dim,
         load_machine("v6e:1x1").mxu_dim,
