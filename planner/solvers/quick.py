@@ -1,4 +1,4 @@
-"""A choice that fits, from little time: what there is to tell while kernels are still being compiled.
+"""A choice that fits, from little time: what there is to tell if there is no time to compile kernels.
 
 Every node begins with the strategy that holds least, summed over time. Then nodes with a forbidden pair, or
 alive when the limit is broken, are switched one by one, to the strategy of the fewest forbidden pairs, then

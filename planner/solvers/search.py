@@ -70,24 +70,18 @@ def search(record: Record, starts: Sequence[Sequence[int]], seed: int, deadline:
 def _first(
     record: Record, draw: np.random.Generator, second: concurrent.futures.Executor, deadline: float
 ) -> "_Stage | None":
-    """The reduced problem with its search, once the kernels are ready. Choices are noted meanwhile. None,
-    with the bound infinite, if nothing is allowed, and None if the time is up before."""
+    """The reduced problem with its search, once the kernels are ready. None, with the bound infinite, if
+    nothing is allowed, and None if there is no time for that; then a quick choice is noted."""
     begun, stop = time.monotonic(), threading.Event()
     ready = second.submit(compiled, stop, deadline)
-
-    def prepared() -> bool:
-        return ready.done() and ready.result()
-
     try:
         whole = _whole(record, begun + SLIMMING * (deadline - begun))
         if whole is None:
             record.bound = np.inf
             return None
         built = time.monotonic() - begun
-        if not prepared():
-            found = quick(whole.problem, lambda: prepared() or time.monotonic() > deadline)
-            note(record, restore(whole, found))
         if not ready.result(timeout=max(0.0, deadline - time.monotonic())):
+            note(record, restore(whole, quick(whole.problem, lambda: time.monotonic() > deadline)))
             return None
     except TimeoutError:
         return None
