@@ -10,6 +10,7 @@ from planner.cost.problem import Problem, Usage, cost_of, peak_of
 from planner.solvers import auto, elimination, ilp, interning
 from planner.solvers.elimination import TooLarge, eliminate
 from planner.solvers.interning import Interner
+from planner.solvers.minplus import OutOfTime
 from planner.solvers.network import network_of
 from planner.solvers.orders import RULES, Order, best_order, greedy_order
 from planner.solvers.pruning import minimise
@@ -109,6 +110,15 @@ def test_the_cheapest_order_is_taken_unless_one_is_cheap_enough() -> None:
     assert first == greedy_order(network, intern, "degree")
     assert best.fresh <= first.fresh
     assert best_order(network, intern, most=best.fresh / 2) is None
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_order_is_looked_for_when_the_time_is_up(rule: str) -> None:
+    intern = Interner()
+    network = network_of(deep(12), intern)
+    with pytest.raises(OutOfTime):
+        best_order(network, intern, [rule], deadline=0.0)
+    assert elimination.solve(deep(12), seconds=0.0).stopped == "not done: the time was up"
 
 
 def test_an_order_serves_at_other_prices() -> None:

@@ -17,6 +17,7 @@ of the whole at any time.
 import dataclasses
 import heapq
 import itertools
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -37,6 +38,7 @@ ROOT_ROUNDS, ROUNDS = 60, 14  # of prices, for the whole and for a part
 EARLY = 0.1  # of the gap: a part is split when prices cannot raise its bound by more
 MOST = 1e7  # entries of an elimination at every price
 CEILING = 64.0  # times the highest cost of a choice: sums are exact up to this
+LOADING = 0.7  # seconds that it takes to load what was compiled; compiling it once takes two more
 WALKS, ENTRIES = (3, 6), 1e7  # at one price, at least and at most, and table entries of all of them
 
 
@@ -55,13 +57,15 @@ class Part:
 class Tree:
     """The search of one problem: its tables, how they are minimised, and the planes of all choices met."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, deadline: float) -> None:
         allowed = [one for one in record.seen if np.isfinite(one.cost)]
         self.record, self.problem, intern = record, record.problem, Interner()
         self.priced = Priced(self.problem, CEILING * max(one.cost for one in allowed), intern)
-        self.layout = layout_of(self.priced, intern, MOST)
+        self.layout = layout_of(self.priced, intern, MOST, deadline)
         self.walks = None
         if self.layout is None:
+            if time.monotonic() + LOADING > deadline:
+                raise OutOfTime
             from planner.solvers.walks import Walks  # which loads numba
 
             self.walks = Walks(self.priced)
@@ -84,7 +88,7 @@ def branch(record: Record, small: float, deadline: float) -> str:
     """Narrows the gap of a record, with some choice met that is allowed, to `small`; why that was cut short,
     or ''."""
     try:
-        tree = Tree(record)
+        tree = Tree(record, deadline)
         root = _raised(tree, _root(tree, np.zeros(len(tree.priced.times))), ROOT_ROUNDS, small, deadline)
         _grow(tree, root, small, deadline)
     except OutOfTime:
@@ -177,7 +181,7 @@ def _minimum(tree: Tree, prices: Floats, left: Mapping[int, Allowed], deadline: 
     from planner.solvers.walks import walked
 
     assert tree.walks is not None
-    count = int(np.clip(ENTRIES / tree.walks.arrays.tables.size, *WALKS))
+    count = int(np.clip(ENTRIES / max(tree.walks.arrays.tables.size, 1), *WALKS))
     return walked(tree.walks, prices, left, count, deadline)
 
 

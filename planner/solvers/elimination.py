@@ -89,7 +89,7 @@ def solve(problem: Problem, *, seconds: float = 60.0, seed: int = 0) -> Choice:
     cheapest = simple_bound(network)
     greedy = tuple(int(costs.argmin()) for costs in network.unary)
     try:
-        order = best_order(network, intern, most=MOST_ENTRIES)
+        order = best_order(network, intern, most=MOST_ENTRIES, deadline=deadline)
         if order is None or order.largest > LARGEST_TABLE:
             return _in_parts(problem, network, intern, deadline)
         found = eliminate(network, order, intern, deadline=deadline)
@@ -102,7 +102,7 @@ def _in_parts(problem: Problem, network: Network, intern: Interner, deadline: fl
     """A choice and a bound by mini-buckets."""
     from planner.solvers.minibucket import bounded  # which builds on this module
 
-    order = greedy_order(network, intern, "weight")
+    order = greedy_order(network, intern, "weight", deadline=deadline)
     assert order is not None  # no limit was given
     found = bounded(network, order, intern, deadline=deadline)
     stopped = f"its tables have over {LARGEST_TABLE:.0e} entries; bounded by mini-buckets"

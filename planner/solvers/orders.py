@@ -15,10 +15,12 @@ steps with the same tables, by number, in the same layout.
 import dataclasses
 import heapq
 import math
+import time
 from collections.abc import Iterable
 
 from planner.solvers.factors import Map, count, meet
 from planner.solvers.interning import Interner
+from planner.solvers.minplus import OutOfTime
 from planner.solvers.network import Network
 
 RULES = ("degree", "fill", "weight")  # the quickest first
@@ -67,12 +69,15 @@ def best_order(
     *,
     most: float = math.inf,
     enough: float = 0.0,
+    deadline: float = math.inf,
 ) -> Order | None:
     """The cheapest of the greedy orders; ties go to the earlier rule. None if all compute over `most`
-    entries; no rule is tried after one that computes at most `enough`."""
+    entries; no rule is tried after one that computes at most `enough`. Raises OutOfTime when
+    time.monotonic() passes `deadline`."""
     best: Order | None = None
     for rule in rules:
-        order = greedy_order(network, intern, rule, most=most if best is None else best.fresh)
+        bar = most if best is None else best.fresh
+        order = greedy_order(network, intern, rule, most=bar, deadline=deadline)
         if order is not None and (best is None or order.fresh < best.fresh):
             best = order
         if best is not None and best.fresh <= enough:
@@ -80,8 +85,16 @@ def best_order(
     return best
 
 
-def greedy_order(network: Network, intern: Interner, rule: str, *, most: float = math.inf) -> Order | None:
-    """The greedy order by one of RULES; ties go to the lower node. None if it computes over `most`."""
+def greedy_order(
+    network: Network,
+    intern: Interner,
+    rule: str,
+    *,
+    most: float = math.inf,
+    deadline: float = math.inf,
+) -> Order | None:
+    """The greedy order by one of RULES; ties go to the lower node. None if it computes over `most`. Raises
+    OutOfTime when time.monotonic() passes `deadline`."""
     shapes = _Shapes(network, intern)
     current = {v: _urgency(v, shapes, rule) for v in range(len(network.unary))}
     heap = [(urgency, v) for v, urgency in current.items()]
@@ -92,6 +105,8 @@ def greedy_order(network: Network, intern: Interner, rule: str, *, most: float =
         urgency, v = heapq.heappop(heap)
         if current.get(v) != urgency:
             continue
+        if time.monotonic() > deadline:
+            raise OutOfTime
         del current[v]
         nodes.append(v)
         met = _clique(v, shapes)

@@ -58,9 +58,10 @@ class Layout:
     steps: tuple[_Step, ...]
 
 
-def layout_of(priced: Priced, intern: Interner, most: float) -> Layout | None:
-    """The order and the steps; None if a pass would compute over `most` entries."""
-    order = best_order(priced.network, intern, most=most, enough=most / 10.0)
+def layout_of(priced: Priced, intern: Interner, most: float, deadline: float = math.inf) -> Layout | None:
+    """The order and the steps; None if a pass would compute over `most` entries. Raises OutOfTime after
+    `deadline`."""
+    order = best_order(priced.network, intern, most=most, enough=most / 10.0, deadline=deadline)
     return None if order is None else Layout(priced, _steps(order.nodes, priced.network, intern))
 
 

@@ -105,7 +105,8 @@ def _level(search: _Search, network: Network, best: Minimum, level: int) -> Mini
     if not np.isfinite(found.bound):  # every strategy of some node is forbidden
         return _unfolded(folded, found, network, best)
     try:
-        order = best_order(small, search.intern, most=_at_once(small), enough=_at_once(small))
+        enough = _at_once(small)
+        order = best_order(small, search.intern, most=enough, enough=enough, deadline=search.deadline)
         if order is not None:
             done = eliminate(small, order, search.intern, deadline=search.deadline)
             at_once = Minimum(done.choice, done.value, done.value, order=_after(folded, order))
@@ -204,7 +205,7 @@ def _near(state: Messages, choice: tuple[int, ...], width: float) -> list[NDArra
 def _eliminated(search: _Search, part: Network, entries: float) -> tuple[int, ...] | None:
     """The optimum of a network, None if that takes more than `entries`."""
     folded = fold(part, search.intern, entries=entries, deadline=search.deadline)
-    order = best_order(folded.network, search.intern, most=entries, enough=entries)
+    order = best_order(folded.network, search.intern, most=entries, enough=entries, deadline=search.deadline)
     if order is None or order.largest > LARGEST_TABLE:
         return None
     found = eliminate(folded.network, order, search.intern, deadline=search.deadline)
