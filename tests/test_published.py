@@ -217,6 +217,14 @@ def test_more_bandwidth_never_takes_longer_and_an_error_is_relative(tmp_path):
     assert one["layout"] == "dp=4 tp=2"
 
 
+def test_a_narrow_type_is_faster_and_shares_nothing_with_the_wide_one(tmp_path):
+    wide, narrow = (
+        outcome_of(row_of(tmp_path, hardware="H100-80GB", d_model="4096", n_heads="32", dtype=dtype))
+        for dtype in ("bf16", "fp8")
+    )
+    assert 0.5 * wide["predicted_s"] < narrow["predicted_s"] < 0.95 * wide["predicted_s"]
+
+
 def test_tables_count_order_and_skips(tmp_path):
     rows = [row_of(tmp_path, step_time_s=str(seconds)) for seconds in (1, 2, 3, 4, 5)]
     pairs = [(row, {"predicted_s": row.step_time_s * 1.1, "measured_s": row.step_time_s, "error": 0.1})

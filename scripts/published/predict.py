@@ -96,23 +96,26 @@ def _graph(shape: Shape) -> tuple[Graph, Coarse]:
     return graph, coarsen(graph)
 
 
-def _key(layout: Layout) -> tuple:
-    return layout.machine, tuple(layout.axes.items()), tuple(layout.roles.items()), layout.free
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """What the parts depend on. key: all of the layout but its micro-batches and stages."""
 
-
-_known: dict[tuple, Parts] = {}
+    shape: Shape
+    key: tuple
+    layout: Layout = dataclasses.field(compare=False)
 
 
 def parts_of(shape: Shape, layout: Layout) -> Parts:
     """The parts of one micro-batch and of the update; rows that differ in the number of micro-batches share
     them."""
-    key = (shape, _key(layout), layout.machine.topology, layout.runtime)
-    if key not in _known:
-        _known[key] = _parts(shape, layout)
-    return _known[key]
+    axes, roles = tuple(layout.axes.items()), tuple(layout.roles.items())
+    machine = (layout.machine, layout.machine.topology, layout.machine.peak_flops(shape.dtype))
+    return _parts(_Job(shape, (machine, axes, roles, layout.free, layout.runtime), layout))
 
 
-def _parts(shape: Shape, layout: Layout) -> Parts:
+@functools.cache
+def _parts(job: _Job) -> Parts:
+    shape, layout = job.shape, job.layout
     graph, coarse = _graph(shape)
     network = Network(layout.machine, mesh_of(layout.machine, layout.axes))
     tables = build(graph, coarse, network, USABLE_FRACTION * layout.machine.memory_bytes)
