@@ -54,8 +54,8 @@ def test_what_takes_long_to_compile_has_a_plan_that_splits_its_batch(name: str):
     assert all(any(leaf.spec) for leaf in plan.arguments if leaf.path.startswith("batch") and leaf.shape)
 
 
-# On how many axes a random plan is drawn, and with which seed; all 45 with MESHWRIGHT_RANDOM_PLANS=all, which
-# takes half an hour, nearly all of it in XLA's compiler.
+# On how many axes a random plan is drawn, and with which seed. MESHWRIGHT_RANDOM_PLANS=all runs every model
+# under all three, which takes long: nearly all of it XLA's compiler.
 _DRAWN = ({"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2})
 _SMALLER = {"gpt": {"layers": 1}, "llama": {"layers": 1}, "moe": {"layers": 1}, "vit": {"layers": 1}}
 _ALWAYS = (
