@@ -241,3 +241,22 @@ def gpt(layers: int) -> tuple[Graph, Coarse]:
 def test_every_layer_adds_the_same_nodes(deep):
     one, two, many = (len(gpt(layers)[1].nodes) for layers in (1, 2, deep))
     assert many == one + (deep - 1) * (two - one)
+
+
+def test_what_a_loop_stacks_enters_the_next_one_once():
+    def step(xs):
+        def double(total, x):
+            return total + x, x * 2
+
+        def add(total, y):
+            return total + y @ y.T, None
+
+        total, ys = jax.lax.scan(double, jnp.zeros((8, 8)), xs)
+        return jax.lax.scan(add, total, ys)[0]
+
+    graph = graph_of(step, jax.ShapeDtypeStruct((5, 8, 8), jnp.float32))
+    made = {op.results[0] for op in graph.ops if op.primitive == "scan_stack"}
+    made |= {op.results[1] for op in graph.ops if op.primitive == "loop_carry"}
+    entering = [port for node in coarsen(graph).nodes for port in node.inputs if port.value in made]
+    assert entering
+    assert {port.repeat for port in entering} == {1.0}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from planner.cost.traffic import Network, Transfer
 from planner.graph.coarsen import Coarse, Link
-from planner.graph.graph import Graph, Op, Path
+from planner.graph.graph import Graph, Op, repeats_of, runs_outside
 from planner.sharding.spec import Spec
 from planner.sharding.strategy import ALL_REDUCE, Strategy
 
@@ -40,7 +40,7 @@ def carried_sums(graph: Graph, coarse: Coarse) -> dict[int, Carried]:
     reads = Counter(value for op in graph.ops for value in op.operands)
     reads.update(leaf.value for leaf in graph.results)
     carries = {op.results[0]: op for op in graph.ops if op.primitive == "loop_carry"}
-    repeats = {op.region: op.repeat for op in graph.ops}
+    repeats = repeats_of(graph.ops)
     summed = {
         node.sums[0].value: node.id for node in coarse.nodes if node.kind == "op" and len(node.sums) == 1
     }
@@ -55,7 +55,7 @@ def carried_sums(graph: Graph, coarse: Coarse) -> dict[int, Carried]:
         if op.primitive in _PASSING and reads[op.results[0]] == 1:
             alone[op.results[0]] = node
         elif op.primitive in _ADDING and _adds_to_a_carry(op, mine[0], carries, reads):
-            found[node] = Carried(links[node, 0], _runs(op.region, repeats))
+            found[node] = Carried(links[node, 0], runs_outside(op, repeats))
     return found
 
 
@@ -69,12 +69,6 @@ def _adds_to_a_carry(op: Op, term: int, carries: dict[int | None, Op], reads: Co
         and carry.operands[1] == op.results[0]
         and reads[other] == reads[op.results[0]] == 1
     )
-
-
-def _runs(region: Path, repeats: dict[Path, float]) -> float:
-    """Runs of a loop in a step: those of the body around it."""
-    around = (region[:depth] for depth in range(len(region) - 1, 0, -1))
-    return next((repeats[path] for path in around if path in repeats), 1.0)
 
 
 def is_moved(strategy: Strategy, made: Spec, read: Spec) -> bool:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from planner.graph.blocks import Block, find_blocks, is_scalar
 from planner.graph.buffers import Interval, buffers, quotients
-from planner.graph.graph import Graph, Op, Path, Site
+from planner.graph.graph import Graph, Op, Path, Site, repeats_of, runs_outside
 from planner.graph.labels import NONE, label
 from planner.graph.rule import Dims
 from planner.graph.tiles import CONVOLUTION, Pair, fixed_dims
@@ -142,7 +142,7 @@ class _Builder:
             for depth in range(1, len(op.region) + 1):
                 self.loop_start.setdefault(op.region[:depth], self.position[op.id])
                 self.loop_end[op.region[:depth]] = self.position[op.id]
-        self.made_repeat = {value: op.repeat for op in graph.ops for value in op.results}
+        self.made_repeat = _made_repeats(graph)
         self.region = {op.id: op.region for op in graph.ops}
         self.returned = {leaf.value for leaf in graph.results}
 
@@ -362,6 +362,16 @@ class _Builder:
                 if maker is not None and maker != node.id:
                     links.append(Link(maker, out, node.id, k))
         return Coarse(tuple(self.nodes), tuple(links), self.home, buffers(self.graph), quotients(self.graph))
+
+
+def _made_repeats(graph: Graph) -> dict[int, float]:
+    """How often each value comes to be in a step: what a loop stacks or carries to its end, once a loop."""
+    repeats, found = repeats_of(graph.ops), {}
+    for op in graph.ops:
+        for k, value in enumerate(op.results):
+            is_last = op.primitive == "scan_stack" or (op.primitive == "loop_carry" and k == 1)
+            found[value] = runs_outside(op, repeats) if is_last else op.repeat
+    return found
 
 
 def _sums(block: Block) -> Iterable[Sum]:

@@ -10,7 +10,7 @@ border of a loop goes through a pseudo-op, so that every tie is a rule like any 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from planner.graph.rule import Rule
 
@@ -116,3 +116,15 @@ class Graph:
     results: tuple[Leaf, ...]
     unknown: Mapping[str, int]
     notes: tuple[str, ...] = ()
+
+
+def runs_outside(op: Op, repeats: Mapping[Path, float]) -> float:
+    """Runs in a step of what is around the loop body or branch that an op stands in. repeats: of the ops of
+    every region."""
+    around = (op.region[:depth] for depth in range(len(op.region) - 1, 0, -1))
+    return next((repeats[path] for path in around if path in repeats), 1.0)
+
+
+def repeats_of(ops: Iterable[Op]) -> dict[Path, float]:
+    """How often the ops of every region run in a step."""
+    return {op.region: op.repeat for op in ops}
