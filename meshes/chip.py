@@ -28,9 +28,9 @@ class Chip:
     device_kinds: tuple[str, ...] = ()
     slices: tuple[Shape, ...] = ()
     asynchronous: tuple[str, ...] = ()
-    numbers: Mapping[str, float] = dataclasses.field(default_factory=dict, compare=False)
+    numbers: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
-    ring_by_gpus: Mapping[int, float] = dataclasses.field(default_factory=dict, compare=False)
+    ring_by_gpus: Mapping[int, float] = dataclasses.field(default_factory=dict, hash=False)
 
     def number(self, key: str) -> float:
         """The value of `key`. Raises InputError where it is not published."""

@@ -61,21 +61,21 @@ class Machine:
     """
 
     name: str
-    chip: Chip = dataclasses.field(compare=False)
-    shape: Shape = dataclasses.field(compare=False)
-    slices: int = dataclasses.field(compare=False)
+    chip: Chip = dataclasses.field(hash=False)
+    shape: Shape = dataclasses.field(hash=False)
+    slices: int = dataclasses.field(hash=False)
     topology: Topology = dataclasses.field(hash=False)
-    memory_bytes: float = dataclasses.field(compare=False)
-    hbm_bandwidth: float = dataclasses.field(compare=False)
-    matmul_efficiency: float = dataclasses.field(compare=False)
-    mxu_dim: int = dataclasses.field(compare=False)
-    overhead_seconds: float = dataclasses.field(compare=False)
-    hbm_efficiency: float = dataclasses.field(default=1.0, compare=False)
-    attention_efficiency: float = dataclasses.field(default=1.0, compare=False)
-    multiprocessors: int = dataclasses.field(default=0, compare=False)
-    launch_seconds: float = dataclasses.field(default=0.0, compare=False)
+    memory_bytes: float = dataclasses.field(hash=False)
+    hbm_bandwidth: float = dataclasses.field(hash=False)
+    matmul_efficiency: float = dataclasses.field(hash=False)
+    mxu_dim: int = dataclasses.field(hash=False)
+    overhead_seconds: float = dataclasses.field(hash=False)
+    hbm_efficiency: float = dataclasses.field(default=1.0, hash=False)
+    attention_efficiency: float = dataclasses.field(default=1.0, hash=False)
+    multiprocessors: int = dataclasses.field(default=0, hash=False)
+    launch_seconds: float = dataclasses.field(default=0.0, hash=False)
     measured: Mapping[tuple[str, str], tuple[float, float]] = dataclasses.field(
-        default_factory=dict, compare=False
+        default_factory=dict, hash=False
     )
 
     @property

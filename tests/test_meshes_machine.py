@@ -1,5 +1,7 @@
 """Text to machine: what each form means per device, that names parse back, and how wrong text is answered."""
 
+import dataclasses
+
 import pytest
 
 from meshes.host import Host
@@ -128,3 +130,13 @@ def test_a_word_like_no_chip_lists_them_all():
         match=r"^Unknown chip 'zzz'; write cpu, or one of gpu_a100.*, tpu_v6e, as in 'tpu_v5e:4x4'\.$",
     ):
         load_machine("zzz:8")
+
+
+def test_machines_of_one_name_with_other_rates_differ():
+    """Prices are remembered by machine: one with measured rates must not get those of the book."""
+    book = load_machine("gpu_a100_sxm_80gb:2x8")
+    assert book == load_machine("gpu_a100_sxm_80gb:2x8")
+    assert hash(book) == hash(load_machine("gpu_a100_sxm_80gb:2x8"))
+    assert book != dataclasses.replace(book, matmul_efficiency=0.5)
+    slower = dataclasses.replace(book.chip, numbers={**book.chip.numbers, "nccl_ll_bytes_per_s": 1e9})
+    assert book != dataclasses.replace(book, chip=slower)

@@ -39,7 +39,7 @@ def carried_sums(graph: Graph, coarse: Coarse) -> dict[int, Carried]:
     """Node -> how its sum is carried, for those whose sum is only added to the carry of their loop."""
     reads = Counter(value for op in graph.ops for value in op.operands)
     reads.update(leaf.value for leaf in graph.results)
-    carries = {op.results[0]: op for op in graph.ops if op.primitive == "loop_carry"}
+    carries: dict[int | None, Op] = {op.results[0]: op for op in graph.ops if op.primitive == "loop_carry"}
     repeats = repeats_of(graph.ops)
     summed = {
         node.sums[0].value: node.id for node in coarse.nodes if node.kind == "op" and len(node.sums) == 1
