@@ -4,7 +4,7 @@ stands. The search goes by prices that add up; candidates are ranked by their ti
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from meshes.mesh import LogicalMesh
 from planner.cost.problem import Choice
@@ -76,9 +76,11 @@ def scheme_rows(
     best: Candidate,
     tried: Sequence[LogicalMesh],
     untried: Sequence[LogicalMesh],
+    skipped: Collection[str],
     wanted: Sequence[str],
 ) -> tuple[SchemeRow, ...]:
-    """The chosen plan, then each scheme at its best mesh, or why it has none. wanted: schemes, () for all."""
+    """The chosen plan, then each scheme at its best mesh, or why it has none. skipped: schemes that there was
+    no time for on some mesh. wanted: schemes, () for all."""
     rows = [_row("chosen", graph, coarse, best)]
     for name in SCHEMES:
         if wanted and name not in wanted:
@@ -88,7 +90,8 @@ def scheme_rows(
         if sure:
             rows.append(_row(name, graph, coarse, min(sure, key=lambda c: (not c.fits, c.seconds))))
         else:
-            rows.append(_absent(name, "no time to price it" if priced else _why(name, tried, untried)))
+            late = priced or name in skipped
+            rows.append(_absent(name, "no time to price it" if late else _why(name, tried, untried)))
     return tuple(rows)
 
 

@@ -63,6 +63,8 @@ def refined(simulators: Simulators, best: Candidate, seconds: float, seed: int) 
     links, simulator = len(simulators.coarse.links), simulators.of(best.tables)
     if policy.asynchronous.isdisjoint(_COSTLY) or not (best.fits and simulators.coarse.nodes):
         return best
+    if seconds <= 0.0:
+        return best
     until = time.monotonic() + seconds
     found = [best]
     for part in _DISCOUNTS:

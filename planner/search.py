@@ -40,6 +40,8 @@ _INTERRUPTED = "The search was interrupted; this is the best of what it had trie
 _EFFORT = {1: 1.0, 2: 1.5, 3: 12.0}  # of a mesh by its number of axes, about: measured on deep and wide steps
 # Of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will.
 _LIMITED_SHARE = 0.1
+_LEAST = 0.2, 4e-4  # seconds of any solving, and, for each node, of one that there is no choice without
+_FREE = 2.0  # times as long as a named scheme, about, the whole space takes
 _REFINING = 0.2  # of the time of the search, beyond it: for the best plan, by its timeline
 
 Progress = Callable[[str, float], None]  # what is being done, and which part of the whole is done
@@ -99,7 +101,7 @@ def search(
             untried.append(mesh)
             continue
         progress(f"mesh {mesh}", i / len(meshes))
-        share = max(0.2, clock.left() / min(2, max(1, len(first) - i)))  # the first are the likeliest
+        share = clock.left() / min(2, max(1, len(first) - i))  # the first are the likeliest
         try:
             found = _on_mesh(graph, coarse, Network(machine, mesh), sorts, request, share, clock)
         except KeyboardInterrupt:
@@ -127,10 +129,11 @@ def search(
     candidates = [timed(simulators, candidate) for candidate in candidates]
     best = best_of(candidates)
     if not request.schemes and _INTERRUPTED not in notes:
-        best = refined(simulators, best, _REFINING * request.seconds, request.seed)
+        refining = _REFINING * request.seconds
+        best = refined(simulators, best, refining + min(0.0, clock.left()), request.seed)
     clock.spent["solve"] += time.monotonic() - started
     tried = [mesh for mesh in meshes if mesh not in untried]
-    rows = scheme_rows(graph, coarse, candidates, best, tried, untried, request.schemes)
+    rows = scheme_rows(graph, coarse, candidates, best, tried, untried, clock.skipped, request.schemes)
     bounds = [c.choice.lower_bound for c in candidates if not c.scheme or request.schemes]
     lower_bound = min([*bounds, best.choice.cost])
     simulator = simulators.of(best.tables)
@@ -150,11 +153,12 @@ def _on_mesh(
     started = time.monotonic()
     tables = build(graph, coarse, network, request.limit, request.pins)
     built = time.monotonic()
-    found = _schemes(coarse, tables, network.mesh, sorts, request, seconds)
+    found = _schemes(coarse, tables, network.mesh, sorts, request, seconds, clock)
     if request.start and list(network.mesh.sizes.items()) == list(request.start_mesh.items()):
-        found.append(_from_start(coarse, tables, network.mesh, request, seconds))
+        found.append(_from_start(coarse, tables, network.mesh, request, clock.part(seconds)))
     if not request.schemes and not (found and found[-1].choice.stopped.endswith(INTERRUPTED)):
-        found.append(_free(tables, network.mesh, found, request, seconds))
+        least = 0.0 if found or clock.taken else _LEAST[1] * len(coarse.nodes)
+        found.append(_free(tables, network.mesh, found, request, clock.part(seconds, least)))
     done = time.monotonic()
     clock.taken[len(network.mesh.axes)] = done - started
     clock.spent["cost"] += built - started
@@ -164,14 +168,20 @@ def _on_mesh(
 
 @dataclasses.dataclass
 class _Clock:
-    """When the search has to end, what a mesh took (by its number of axes), and the seconds of each stage."""
+    """When the search has to end, what a mesh took (by its number of axes), the seconds of each stage, and the
+    schemes that there was no time for on some mesh."""
 
     deadline: float
     spent: dict[str, float] = dataclasses.field(default_factory=lambda: {"cost": 0.0, "solve": 0.0})
     taken: dict[int, float] = dataclasses.field(default_factory=dict)
+    skipped: set[str] = dataclasses.field(default_factory=set)
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
+
+    def part(self, seconds: float, least: float = 0.0) -> float:
+        """So many seconds, if they are left, and in any case a few."""
+        return max(_LEAST[0], least, min(seconds, self.left()))
 
     def expected(self, mesh: LogicalMesh) -> float:
         """Seconds for a mesh, from the last one with as many axes, or else with fewer."""
@@ -207,9 +217,12 @@ def _schemes(
     sorts: Mapping[int, named.Sort],
     request: Request,
     seconds: float,
+    clock: "_Clock",
 ) -> list[Candidate]:
-    """Every named scheme that this mesh is the home of, solved inside its restriction."""
-    found = []
+    """Every named scheme that this mesh is the home of, solved inside its restriction. The first has the time
+    it needs; another one is left out where that would leave too little for the whole space."""
+    found: list[Candidate] = []
+    until, slowest = time.monotonic() + seconds, 0.0
     for scheme in named.SCHEMES.values():
         roles = scheme.roles(len(mesh.axes))
         if roles is None or (request.schemes and scheme.name not in request.schemes):
@@ -219,7 +232,13 @@ def _schemes(
         kept = _kept(coarse, tables, sorts, dict(zip(mesh.axes, roles, strict=True)))
         if kept is None:
             continue
-        choice = _inside(restrict(tables.problem, kept), request, seconds)
+        started = time.monotonic()
+        if found and min(until - started, clock.left() - _FREE * slowest) < slowest:
+            clock.skipped.add(scheme.name)
+            continue
+        least = 0.0 if found or clock.taken else _LEAST[1] * len(coarse.nodes)
+        choice = _inside(restrict(tables.problem, kept), request, clock.part(seconds, least))
+        slowest = max(slowest, time.monotonic() - started)
         wide = dataclasses.replace(choice, choice=widen(choice.choice, kept))
         found.append(Candidate(scheme.name, mesh, tables, wide))
         if choice.stopped.endswith(INTERRUPTED):

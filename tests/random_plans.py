@@ -35,6 +35,6 @@ def random_plan(
     drawn = tuple(int(rng.integers(len(table.strategies))) for table in tables.nodes)
     cost, peak = cost_of(tables.problem, drawn), peak_of(tables.problem, drawn)
     best = Candidate("", mesh, tables, Choice(drawn, cost, peak, 0.0, "drawn at random"))
-    rows = scheme_rows(graph, coarse, [best], best, [mesh], [], ())
+    rows = scheme_rows(graph, coarse, [best], best, [mesh], [], (), ())
     sorts = named.sorts(coarse.nodes, {})
     return api._write(traced, graph, coarse, loaded, Found(best, rows, 0.0, {}, sorts), {})

@@ -1,5 +1,7 @@
 """What lies in the memory on a chip: what is there shortly before what waits, and never an argument."""
 
+import random
+
 import numpy as np
 import pytest
 
@@ -40,3 +42,23 @@ def test_the_choice_says_how_large_an_array_is():
     (saved,) = (held for held in in_main_memory(PROBLEM, (0, 1, 0), 8.0) if held.usage is SAVED)
     assert saved.bytes == 20.0
     assert main_peak(PROBLEM, (0, 1, 0), 0.0) == peak_of(PROBLEM, (0, 1, 0)) == 34.0
+
+
+def test_many_that_are_held_for_long_find_the_room_that_there_is_at_every_time():
+    draw, horizon = random.Random(0), 2000
+    usages = []
+    for v in range(300):
+        first = draw.randrange(horizon - 1)
+        last = draw.randrange(first + 1, horizon)
+        usages.append(Usage(v, first, last, np.array([float(draw.randrange(1, 9))])))
+    problem = Problem((np.zeros(1),) * 300, (), (), tuple(usages), (), horizon=horizon)
+    room, outside = np.full(horizon, 50.0), []
+    for usage in sorted(usages, key=lambda usage: usage.last - usage.first):
+        times = slice(usage.first, usage.last)
+        if usage.bytes[0] <= room[times].min():
+            room[times] -= usage.bytes[0]
+        else:
+            outside.append(usage)
+    found = in_main_memory(problem, (0,) * 300, 100.0)
+    assert 0 < len(outside) < 300
+    assert [held.usage for held in found] == outside

@@ -15,6 +15,7 @@ import numpy as np
 from planner.cost.problem import Floats, Problem, Usage
 
 _FOR_ARRAYS = 0.5  # of the memory on the chip
+_BLOCK = 256  # times, about the root of how many a large step has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +33,40 @@ def in_main_memory(problem: Problem, choice: Sequence[int], scratchpad_bytes: fl
     for held in _usages(problem, choice):
         passing = held.usage.first > 0 or held.usage.last < problem.horizon
         (waiting if passing else found).append(held)
-    room = np.full(problem.horizon, _FOR_ARRAYS * scratchpad_bytes)
+    room = _Room(problem.horizon, _FOR_ARRAYS * scratchpad_bytes)
     for held in sorted(waiting, key=lambda held: held.usage.last - held.usage.first):
-        free = room[held.usage.first : held.usage.last]
-        if held.bytes <= free.min(initial=np.inf):
-            free -= held.bytes
-        else:
+        if held.usage.first < held.usage.last and not room.takes(held):
             found.append(held)
     return found
+
+
+class _Room:
+    """Bytes that are free at each time. Times are in blocks, of which a whole one is looked at as one: what
+    waits from the forward to the backward pass of a deep step is held for most of it, and there is much of it.
+
+    free: without what is taken of whole blocks, which is in `taken`; least: the least that is free in each.
+    """
+
+    def __init__(self, horizon: int, bytes_: float) -> None:
+        blocks = horizon // _BLOCK + 1
+        self.free, self.taken = np.full((blocks, _BLOCK), bytes_), np.zeros(blocks)
+        self.least = np.full(blocks, bytes_)
+
+    def takes(self, held: Held) -> bool:
+        """Whether there is room for an array all the time it is held, which is then taken."""
+        (first, start), (last, end) = divmod(held.usage.first, _BLOCK), divmod(held.usage.last - 1, _BLOCK)
+        ends = [(first, start, end + 1)] if first == last else [(first, start, _BLOCK), (last, 0, end + 1)]
+        whole = slice(first + 1, last)
+        if held.bytes > self.least[whole].min(initial=np.inf):
+            return False
+        if any(held.bytes > self.free[b, i:j].min() - self.taken[b] for b, i, j in ends):
+            return False
+        self.taken[whole] += held.bytes
+        self.least[whole] -= held.bytes
+        for b, i, j in ends:
+            self.free[b, i:j] -= held.bytes
+            self.least[b] = self.free[b].min() - self.taken[b]
+        return True
 
 
 def over_time(held: Sequence[Held], horizon: int) -> Floats:

@@ -137,6 +137,8 @@ def eliminate(
 
 def take_out(state: Elimination, v: int, deadline: float = np.inf) -> None:
     """Eliminates one node. Raises OutOfTime or TooLarge, and leaves the state as it was."""
+    if time.monotonic() > deadline:  # steps that are recalled take time as well, where there are many
+        raise OutOfTime
     bucket = bucket_of(state, v)
     state.least[v] = send(state, bucket, deadline)
     state.buckets.append(bucket)
