@@ -208,6 +208,42 @@ def test_the_largest_stage_counts_and_micro_batches_fill_the_pipeline(tmp_path):
     assert bubble == pytest.approx(3 * layers + update, rel=1e-6)
 
 
+ALPA = {
+    "source": "alpa ablation", "dtype": "fp16", "hardware": "V100-16GB SXM2", "n_chips": "4", "dp": "4",
+    "tp": "1", "global_batch_sequences": "8",
+}  # fmt: skip
+
+
+def test_sixteen_bit_weights_with_a_float32_copy_take_the_bytes_of_both(tmp_path):
+    """2 bytes of weights everywhere; the float32 copy and AdamW's moments, 12 bytes, whole or split in 4."""
+    rows = [row_of(tmp_path, **ALPA, notes=f"method {method}") for method in ("data_parallel", "zero_2")]
+    whole, split = (predict(shape_of(row, layout_of(row).runtime), layout_of(row)) for row in rows)
+    layers, tables = 4 * 12 * 1024**2, 2 * 1024 * 32000
+    assert whole.parts.stacked == pytest.approx(14 * layers, rel=1e-3)
+    assert split.parts.stacked == pytest.approx((2 + 12 / 4) * layers, rel=1e-3)
+    assert 16 * (layers + tables) < whole.peak < 16 * (layers + tables) + 0.5e9  # with gradients of 2 bytes
+
+
+def test_a_stage_has_one_table_and_its_share_of_layers_cut_evenly(tmp_path):
+    ceil, even = (
+        predict(shape_of(row, layout_of(row).runtime), layout_of(row))
+        for row in (
+            row_of(tmp_path, **ALPA | {"dp": "1"}, pp="4", layers=layers, notes="") for layers in ("8", "5")
+        )
+    )
+    layer, table = 12 * 1024**2, 1024 * 32000
+    assert ceil.parts.peak - ceil.peak == pytest.approx(14 * table, rel=1e-3)
+    assert even.parts.peak - even.peak == pytest.approx(14 * (table + 0.75 * layer), rel=1e-2)
+
+
+def test_the_network_of_a_node_is_shared_by_the_devices_of_a_stage(tmp_path):
+    rates = [
+        layout_of(row_of(tmp_path, **ALPA | {"n_chips": "16", "dp": "1", "tp": tp}, pp=pp, notes="")).hop_rate
+        for tp, pp in (("1", "16"), ("4", "4"))
+    ]
+    assert rates == [3.125e9, 3.125e9 / 4]
+
+
 def test_more_bandwidth_never_takes_longer_and_an_error_is_relative(tmp_path):
     one = outcome_of(row_of(tmp_path))
     faster = outcome_of(row_of(tmp_path, hardware="H100-80GB"))
@@ -233,7 +269,12 @@ def test_tables_count_order_and_skips(tmp_path):
     assert "| all | 5 | 10.0% | 10.0% | +10.0% |" in report.markdown(
         report.error_table("Errors", pairs, report.chip_of)
     )
+    assert "| group | rows | median absolute error | 90th" in report.markdown(
+        report.error_table("Errors", pairs, report.chip_of)
+    )
     assert "| 5 | 1.00 | number 1 |" in report.markdown(report.order_table(pairs))
+    wrong = [*pairs[:2], (rows[2], {"predicted_s": 1.0, "measured_s": 3.0, "error": -0.7})]
+    assert "| A100-80GB | 3 | 1 |" in report.markdown(report.pair_table(wrong))
     assert "| no layers | 1 |" in report.markdown(report.skip_table(pairs))
 
 

@@ -43,7 +43,9 @@ class Runtime:
     hides_gathers: collectives of weights run beside compute. hides_reductions: so do those of gradients.
     hides_sums: so do those of activations (tensor parallelism), in parts. On a TPU the chip says which
     collectives do. eager: Python starts every kernel. dropout: of attention's weights.
-    balances: pipeline stages are cut so that they take equally long.
+    balances: pipeline stages are cut so that they take equally long. master: weights are kept in the compute
+    type beside a float32 copy. splits: the optimizer's state is split over the data axes. optimizer, and that
+    of models with experts: of `scripts/published/transformer.py`.
     """
 
     fused_attention: bool
@@ -54,6 +56,10 @@ class Runtime:
     dropout: bool = False
     balances: bool = False
     attention: float = 1.0
+    master: bool = False
+    splits: bool = False
+    optimizer: str = "clipped_adamw"
+    sparse_optimizer: str = "clipped_adamw"
 
 
 # What a kernel that Python starts takes at least: a small matmul in PyTorch on A100 takes 21 us
@@ -63,15 +69,28 @@ _LARGEST_SWEPT = 5  # powers of two, of sequences a device
 # FlashAttention reaches 25 to 40% of an A100's peak, FlashAttention-2 50 to 73% (arXiv 2307.08691).
 FIRST_FLASH = (0.25 + 0.40) / (0.50 + 0.73)
 _XLA_TPU = Runtime(fused_attention=True)
+# Weights of 16 bits with a float32 copy, AdamW, and Adafactor for models with experts: alpa-projects/alpa
+# benchmark/alpa/benchmark_2d_one_case_{gpt_bert,moe}.py. Its reductions of gradients become reduce-scatters
+# with the optimizer's state split (Alpa, arXiv 2201.12023, section 4.2).
+_ALPA = Runtime(
+    fused_attention=False,
+    hides_gathers=False,
+    hides_reductions=False,
+    balances=True,
+    master=True,
+    splits=True,
+    optimizer="adamw",
+    sparse_optimizer="adafactor",
+)
+_MEGATRON = Runtime(fused_attention=False, hides_reductions=False, eager=True, dropout=True)
 _RUNTIMES = (  # the first pattern that the source or the notes hold
-    (r"alpa", Runtime(False, hides_gathers=False, hides_reductions=False, balances=True)),
+    (r"megatron-lm baseline", _MEGATRON),
+    (r"method data_parallel", dataclasses.replace(_ALPA, splits=False)),
+    (r"alpa", _ALPA),
     (r"maxtext|axlearn|tpu-recipes|paxml|jax", Runtime(fused_attention=True)),
     (r"foundry|composer", Runtime(fused_attention=True, eager=True, attention=FIRST_FLASH)),
     (r"comm overlap options on", Runtime(fused_attention=True, hides_sums=True, eager=True)),
-    (
-        r"megatron|2205\.05198|calculon",
-        Runtime(fused_attention=False, hides_reductions=False, eager=True, dropout=True),
-    ),
+    (r"megatron|2205\.05198|calculon", _MEGATRON),
 )
 
 
@@ -119,14 +138,14 @@ def layout_of(row: Row) -> Layout:
     return Layout(
         machine=machine,
         axes=axes,
-        roles={axis: _role(axis, words, machine) for axis in axes},
+        roles={axis: _role(axis, words, machine, runtime) for axis in axes},
         micro=micro,
         runs=runs,
         stages=stages,
         chunks=_chunks(row, stages),
         free=re.search(r"method auto_sharding|ilp free", words) is not None,
         runtime=runtime,
-        hop_rate=_hop_rate(row, machine),
+        hop_rate=_hop_rate(row, machine, math.prod(axes.values())),
     )
 
 
@@ -175,7 +194,7 @@ def _chip(row: Row) -> Chip:
     return find_chip(row.hardware)
 
 
-def _role(axis: str, words: str, machine: Machine) -> str:
+def _role(axis: str, words: str, machine: Machine, runtime: Runtime) -> str:
     if axis == "tp":
         scattered = machine.chip.kind == "tpu" or re.search(
             r"sequence parallel(ism)? on|comm overlap|reduce-scatter", words
@@ -183,7 +202,9 @@ def _role(axis: str, words: str, machine: Machine) -> str:
         return "sequence" if scattered else "tensor"
     if re.search(r"shard_grad_op|zero_2|distributed optimizer|sharded optimizer/grads", words):
         return "zero1"
-    return "fsdp" if axis == "fsdp" or re.search(r"zero_3|shards the largest", words) else "data"
+    if axis == "fsdp" or re.search(r"zero_3|method heuristic|shards the largest", words):
+        return "fsdp"
+    return "zero1" if runtime.splits else "data"
 
 
 def _machine(row: Row, devices: int, stages: int) -> Machine:
@@ -204,8 +225,9 @@ def _machine(row: Row, devices: int, stages: int) -> Machine:
     return dataclasses.replace(machine, topology=dataclasses.replace(machine.topology, wires=wires))
 
 
-def _hop_rate(row: Row, machine: Machine) -> float:
-    """Bytes/s of one device over the network; of a pipeline inside of one node, over NVLink."""
+def _hop_rate(row: Row, machine: Machine, devices: int) -> float:
+    """Bytes/s of one device over the network, which the devices of a stage share in their node; of a pipeline
+    inside of one node, over NVLink. devices: of a stage."""
     chip = machine.chip
     if chip.kind == "tpu":
         return chip.number("dcn_bandwidth_bytes_per_s_per_chip") / chip.devices_per_chip
@@ -214,7 +236,10 @@ def _hop_rate(row: Row, machine: Machine) -> float:
         return chip.number("nvlink_bandwidth_bytes_per_s_oneway")
     stated = _node_rate(row, gpus)
     own = chip.numbers.get("ib_bandwidth_bytes_per_s_oneway_per_gpu")
-    return stated or own or chip.number("node_egress_bandwidth_bytes_per_s") / gpus
+    if own:  # an adapter each
+        return stated or own
+    whole = stated * gpus if stated else chip.number("node_egress_bandwidth_bytes_per_s")
+    return whole / min(devices, gpus)
 
 
 def _node_rate(row: Row, gpus: int) -> float | None:

@@ -50,6 +50,8 @@ def shape_of(row: Row, runtime: Runtime) -> Shape:
         apart=runtime.eager,
         dropout=runtime.dropout and not runtime.fused_attention,
         saved=saved_of(row),
+        master=runtime.master,
+        optimizer=runtime.sparse_optimizer if sparse else runtime.optimizer,
         **sparse,
     )
     _check(row, shape)

@@ -24,6 +24,7 @@ from planner.graph.labels import ATTRIBUTE, SAMPLE
 from planner.jax_compat import trace_step
 from planner.planning import Decided, peak_bytes
 from planner.sharding import named
+from planner.sharding.spec import pieces
 from planner.simulate.policy import policy_of
 from planner.solvers import auto
 from planner.trace import build_graph
@@ -34,6 +35,7 @@ from scripts.published.transformer import Shape, train_step
 SOLVE_SECONDS = 10.0
 # What XLA lets a program have of a GPU's or TPU's memory, about.
 USABLE_FRACTION = 0.9
+LOOP_ENDS = frozenset(("scan_slice", "scan_stack", "loop_carry"))
 _EXAMPLES = frozenset((SAMPLE, ATTRIBUTE))  # of a batch of one only the sequence has a dim to split
 
 
@@ -65,6 +67,8 @@ class Parts:
     synced: float
     regathered: float
     peak: float
+    lookup: float
+    stacked: float
     flops: float
 
 
@@ -86,7 +90,25 @@ def predict(shape: Shape, layout: Layout, default_remat: bool = False) -> Predic
     if default_remat and parts.peak > USABLE_FRACTION * layout.machine.memory_bytes:
         stage = dataclasses.replace(stage, saved=frozenset())
         parts = parts_of(stage, layout)
-    return Prediction(seconds_of(stage, layout, parts), parts.peak, layout.machine.memory_bytes, parts)
+    seconds, peak = (
+        seconds_of(stage, layout, parts, shape.layers),
+        _peak_of_stage(stage, layout, parts, shape.layers),
+    )
+    return Prediction(seconds, peak, layout.machine.memory_bytes, parts)
+
+
+def _peak_of_stage(stage: Shape, layout: Layout, parts: Parts, total_layers: int) -> float:
+    """Bytes on one device of the last stage: of several, it has the output matrix and no table of tokens,
+    and its share of the layers where stages are cut evenly."""
+    if layout.stages == 1:
+        return parts.peak
+    spared = 1 - _even(stage, layout, total_layers) if layout.runtime.balances else 0.0
+    return parts.peak - parts.lookup - spared * parts.stacked
+
+
+def _even(stage: Shape, layout: Layout, total_layers: int) -> float:
+    """Layers of a stage if all have equally many, over those of the largest."""
+    return total_layers / layout.stages / stage.layers
 
 
 @functools.lru_cache(maxsize=4)
@@ -123,6 +145,8 @@ def _parts(job: _Job) -> Parts:
     for link in coarse.links:
         users[link.maker].append(coarse.nodes[link.user])
     sorts = named.sorts(coarse.nodes, users)
+    if shape.master:
+        sorts |= _sorts_by_use(graph, coarse, sorts)
     for node in coarse.nodes:
         if sorts[node.id] in ("state", "update") and _EXAMPLES.intersection(dict(node.labels).values()):
             sorts[node.id] = "op" if node.kind == "op" else "activation"
@@ -134,6 +158,21 @@ def _parts(job: _Job) -> Parts:
     if not math.isfinite(inside.cost):
         raise CannotPredict("the layout does not divide the arrays of the step evenly")
     return _sum_up(Decided(graph, coarse, tables, widen(inside.choice, kept)), layout)
+
+
+def _sorts_by_use(graph: Graph, coarse: Coarse, sorts: Mapping[int, named.Sort]) -> dict[int, named.Sort]:
+    """Sorts of nodes where the weights in use are kept beside float32 ones: only the optimizer sees these and
+    what it computes, which is all of the state that no loop touches."""
+    paths = {leaf.value: leaf.path for leaf in graph.arguments}
+    inside = {op.id for op in graph.ops if op.region or op.primitive in LOOP_ENDS}
+    found: dict[int, named.Sort] = {}
+    for node in coarse.nodes:
+        path = paths.get(node.outputs[0].value, "") if node.kind == "leaf" else ""
+        if ".used" in path:
+            found[node.id] = "parameter"
+        elif ".params" in path or (sorts[node.id] == "state" and not inside.intersection(node.ops)):
+            found[node.id] = "moment"
+    return found
 
 
 def _slices(graph: Graph, coarse: Coarse) -> frozenset[int]:
@@ -250,7 +289,25 @@ def _sum_up(decided: Decided, layout: Layout) -> Parts:
         node.flops * node.repeat / math.prod(decided.sizes[a] for s in strategy.split.values() for a in s)
         for node, strategy in zip(coarse.nodes, decided.strategy, strict=True)
     )
-    return Parts(tuple(loops.values()), outer, **once, peak=peak_bytes(decided), flops=flops)
+    kept = {name: _kept_bytes(decided, name) for name in ("tokens", "layers")}
+    return Parts(
+        tuple(loops.values()),
+        outer,
+        **once,
+        peak=peak_bytes(decided),
+        lookup=kept["tokens"],
+        stacked=kept["layers"],
+        flops=flops,
+    )
+
+
+def _kept_bytes(decided: Decided, name: str) -> float:
+    """Bytes on one device of what the state has of some parameters, with their moments and copies."""
+    graph = decided.graph
+    leaves = [leaf for leaf in graph.arguments if leaf.partner is not None and f".{name}" in leaf.path]
+    return sum(
+        graph.values[leaf.value].bytes / pieces(decided.spec(leaf.value), decided.sizes) for leaf in leaves
+    )
 
 
 def _outermost(region: Path, regions: Sequence[Path]) -> Path:
@@ -304,8 +361,8 @@ def _slowdown(network: Network, one: Transfer) -> float:
     )
 
 
-def seconds_of(shape: Shape, layout: Layout, parts: Parts) -> float:
-    """Seconds of a step.
+def seconds_of(shape: Shape, layout: Layout, parts: Parts, total_layers: int) -> float:
+    """Seconds of a step. shape: of the largest stage; total_layers: of all of them.
 
     Micro-batches follow each other on the slowest stage, the one with the output matrix, or on any if the
     runtime cuts stages of equal length; filling and draining
@@ -315,7 +372,7 @@ def seconds_of(shape: Shape, layout: Layout, parts: Parts) -> float:
     """
     layers, outer = sum(loop.seconds for loop in parts.loops), parts.outer.seconds
     if layout.runtime.balances:
-        layers, outer = layers + outer / layout.stages, 0.0
+        layers, outer = layers * _even(shape, layout, total_layers) + outer / layout.stages, 0.0
     total = layout.runs * (layers + outer)
     if layout.stages > 1:
         total += (layout.stages - 1) / layout.chunks * layers

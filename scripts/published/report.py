@@ -1,5 +1,6 @@
 """Tables and a picture of outcomes: how far predictions are from what was measured, and in which order."""
 
+import itertools
 import pathlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from scripts.published.rows import Row
 
 Outcome = Mapping[str, Any]
 Pair = tuple[Row, Outcome]
-_LEAST = 5  # layouts in a group that is ranked
+_LEAST = 4  # layouts in a group that is ranked
 _TOP = 3
 _SAME = (
     "source", "hardware", "model", "layers", "d_model", "seq_len", "global_batch_sequences", "n_chips",
@@ -28,7 +29,7 @@ def with_error(pairs: Sequence[Pair]) -> list[Pair]:
 
 def error_table(title: str, pairs: Sequence[Pair], group_of: Callable[[Row], str]) -> Table:
     """Median and 90th percentile of the absolute errors, and the mean of the signed ones, by group."""
-    table = Table("group", "rows", "median |error|", "90th percentile", "mean error", title=title)
+    table = Table("group", "rows", "median absolute error", "90th percentile", "mean error", title=title)
     groups: dict[str, list[float]] = defaultdict(list)
     for row, one in with_error(pairs):
         groups[group_of(row)].append(one["error"])
@@ -50,13 +51,18 @@ def _figures(errors: Sequence[float]) -> tuple[str, ...]:
     )
 
 
-def order_table(pairs: Sequence[Pair]) -> Table:
-    """Rows that differ in the layout only: rank correlation, and the predicted rank of the measured best."""
-    table = Table("model", "hardware", "chips", "layouts", "Spearman", "best is predicted", title="Order")
+def _same_but_layout(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Rows with an error, in groups that differ in the layout only."""
     groups: dict[tuple, list[Pair]] = defaultdict(list)
     for row, one in with_error(pairs):
         groups[tuple(getattr(row, field) for field in _SAME)].append((row, one))
-    for several in groups.values():
+    return list(groups.values())
+
+
+def order_table(pairs: Sequence[Pair]) -> Table:
+    """Rows that differ in the layout only: rank correlation, and the predicted rank of the measured best."""
+    table = Table("model", "hardware", "chips", "layouts", "Spearman", "best is predicted", title="Order")
+    for several in _same_but_layout(pairs):
         predicted = [one["predicted_s"] for _, one in several]
         measured = [one["measured_s"] for _, one in several]
         if len(several) < _LEAST or len(set(predicted)) < _LEAST:
@@ -72,6 +78,21 @@ def order_table(pairs: Sequence[Pair]) -> Table:
             f"{spearmanr(predicted, measured)[0]:.2f}",
             f"number {rank}" + ("" if rank <= _TOP else " (not among the top 3)"),
         )
+    return table
+
+
+def pair_table(pairs: Sequence[Pair]) -> Table:
+    """Pairs of rows that differ in the layout only, by hardware, and how many were predicted in the order
+    that was measured. Layouts predicted alike are the same layout, and no pair."""
+    table = Table("hardware", "pairs", "in the measured order", title="Order of pairs")
+    right: dict[str, list[bool]] = defaultdict(list)
+    for several in _same_but_layout(pairs):
+        for (row, one), (_, other) in itertools.combinations(several, 2):
+            apart, measured = (one[key] - other[key] for key in ("predicted_s", "measured_s"))
+            if apart and measured:
+                right[chip_of(row)].append((apart > 0) == (measured > 0))
+    for name in sorted(right):
+        table.add_row(name, str(len(right[name])), str(sum(right[name])))
     return table
 
 

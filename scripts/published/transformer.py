@@ -1,13 +1,14 @@
 """The train step of a row: a transformer in plain JAX, scanned over its layers, abstract throughout.
 
-Parameters and AdamW's moments are float32 and are rounded to the compute type in use. Shapes: B batch, T
+Parameters and the optimizer's state are float32; the weights are rounded to the compute type in use, or kept
+in it beside the float32 ones (`Shape.master`). Shapes: B batch, T
 time, D width, F hidden width, H heads, K key heads, E width of a head, X experts, C tokens at an expert,
 V vocabulary.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -33,7 +34,8 @@ class Shape:
     an expert, over its even share; masks: tokens go there by matmuls with a mask; every: layers of which
     one has experts; shared: experts all tokens go to; dense_ff: width of the MLPs of the other layers, 0
     for d_ff. apart: norms, activations, softmax and dropout are kernels of their own, fused with nothing.
-    dropout: of attention's weights.
+    dropout: of attention's weights. master: the weights in use are kept in dtype, with a float32 copy for the
+    optimizer, and gradients are of dtype. optimizer: one of OPTIMIZERS.
     """
 
     layers: int
@@ -59,6 +61,8 @@ class Shape:
     dense_ff: int = 0
     apart: bool = False
     dropout: bool = False
+    master: bool = False
+    optimizer: str = "clipped_adamw"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -270,18 +274,35 @@ def loss(shape: Shape, params: Any, tokens_BT: jax.Array, targets_BT: jax.Array)
     return cross_entropy(_norm(x_BTD, params["norm"]) @ params["output"].astype(dtype), targets_BT)
 
 
+def _adamw() -> optax.GradientTransformation:
+    return optax.adamw(1e-4, b2=0.95, weight_decay=0.1)
+
+
+OPTIMIZERS: Mapping[str, Callable[[], optax.GradientTransformation]] = {
+    "adafactor": lambda: optax.adafactor(1e-2),
+    "adamw": _adamw,
+    "clipped_adamw": lambda: optax.chain(optax.clip_by_global_norm(1.0), _adamw()),
+}
+
+
 def train_step(shape: Shape) -> tuple[Any, tuple[Any, Any]]:
-    """(the step, its abstract arguments): state and batch -> new state and loss, AdamW with clipping."""
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, b2=0.95, weight_decay=0.1))
+    """(the step, its abstract arguments): state and batch -> new state and loss."""
+    optimizer = OPTIMIZERS[shape.optimizer]()
     params = parameters(shape)
     state = {"params": params, "opt": jax.eval_shape(optimizer.init, params)}
+    if shape.master:
+        state["used"] = jax.tree.map(lambda leaf: leaf.update(dtype=jnp.dtype(shape.dtype)), params)
     tokens = jax.ShapeDtypeStruct((shape.batch, shape.seq), jnp.int32)
 
     def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        used = state.get("used", state["params"])
         value, grads = jax.value_and_grad(functools.partial(loss, shape))(
-            state["params"], batch["tokens"], batch["targets"]
+            used, batch["tokens"], batch["targets"]
         )
         updates, opt = optimizer.update(grads, state["opt"], state["params"])
-        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, value
+        new = {"params": optax.apply_updates(state["params"], updates), "opt": opt}
+        if shape.master:
+            new["used"] = jax.tree.map(lambda w, old: w.astype(old.dtype), new["params"], used)
+        return new, value
 
     return step, (state, {"tokens": tokens, "targets": tokens})
