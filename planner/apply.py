@@ -48,7 +48,7 @@ def apply(plan: Plan, traced: Traced, mesh: Mesh) -> "ShardedStep":
     places = tuple(named_sharding(mesh, leaf.spec) for leaf in plan.arguments)
     returns = [named_sharding(mesh, leaf.spec) for leaf in plan.results]
     out_shardings = jax.tree.unflatten(traced.out_tree, returns)
-    replay = jex.jaxpr_as_fun(rewrite(traced.closed_jaxpr, plan.sites, mesh, _whole_weights(plan, traced)))
+    replay = jex.jaxpr_as_fun(rewrite(traced.closed_jaxpr, plan.sites, mesh, whole_weights(plan, traced)))
 
     def run(*leaves: Any) -> Any:
         return jax.tree.unflatten(traced.out_tree, [_strong(result) for result in replay(*leaves)])
@@ -66,14 +66,16 @@ def apply(plan: Plan, traced: Traced, mesh: Mesh) -> "ShardedStep":
     )
 
 
-def _whole_weights(plan: Plan, traced: Traced) -> frozenset[tuple[int, ...]]:
+def whole_weights(plan: Plan, traced: Traced) -> frozenset[tuple[int, ...]]:
     """The shapes of matrices that every device of a TPU keeps whole, with their moments, and the step
-    replaces: copies of them in another layout would be as large."""
+    replaces: copies of them in another layout would be as large. None that a split matrix has too, or one of
+    a stack: to lay out a part of their gradients makes it whole on every device."""
     if not plan.machine.startswith("tpu_"):
         return frozenset()
     kept = [plan.arguments[index] for index in state_partners(traced)]
     matrices = {leaf.shape for leaf in kept if len(leaf.shape) == 2}
-    return frozenset(matrices - {leaf.shape for leaf in kept if any(leaf.spec)})
+    others = {leaf.shape[-2:] for leaf in kept if any(leaf.spec) or len(leaf.shape) > 2}
+    return frozenset(matrices - others)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """From a solver's choice to a Plan: specs at sites, collectives, memory, words."""
 
+import dataclasses
 import functools
 import hashlib
 import importlib.metadata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
+from planner.cost import backend
 from planner.cost.carried import behind
 from planner.cost.memory import stored_bytes
 from planner.cost.roofline import MATMULS
@@ -18,7 +20,7 @@ from planner.graph.labels import SAMPLE
 from planner.graph.notation import show as show_rule
 from planner.plans import Collective, LeafPlan
 from planner.sharding.named import Sort
-from planner.sharding.spec import Spec, pieces, replicated
+from planner.sharding.spec import Spec, pieces, replicated, ways
 from planner.sharding.strategy import ALL_REDUCE, Strategy, result_spec, spec_of
 
 
@@ -121,6 +123,16 @@ def _way(source: Spec, target: Spec, network: Network) -> tuple[Spec, ...]:
 def transfers(decided: Decided) -> Iterator[Transfer]:
     """Every collective of the step, in no order."""
     tables = decided.tables
+    yield from _zeros_once(_finishes(decided), decided)
+    for link in decided.coarse.links:
+        port = decided.coarse.nodes[link.user].inputs[link.into]
+        value, rounded = decided.graph.values[port.value], (link.user, link.into) in tables.rounded
+        yield from moves(port, value, rounded, decided.made(link), decided.read(link), tables.network)
+
+
+def _finishes(decided: Decided) -> Iterator[Transfer]:
+    """The collectives inside the nodes."""
+    tables = decided.tables
     primitive = {op.id: op.primitive for op in decided.graph.ops}
     for node, strategy in zip(decided.coarse.nodes, decided.strategy, strict=True):
         if tables.is_spared(node.id, decided.choice):
@@ -129,10 +141,23 @@ def transfers(decided: Decided) -> Iterator[Transfer]:
         found = finishes(node, name, decided.graph, strategy, tables.network)
         is_behind = tables.is_behind(node.id, decided.choice)
         yield from behind(found, tables.carried[node.id].runs) if is_behind else found
-    for link in decided.coarse.links:
-        port = decided.coarse.nodes[link.user].inputs[link.into]
-        value, rounded = decided.graph.values[port.value], (link.user, link.into) in tables.rounded
-        yield from moves(port, value, rounded, decided.made(link), decided.read(link), tables.network)
+
+
+def _zeros_once(found: Iterable[Transfer], decided: Decided) -> Iterator[Transfer]:
+    """The same collectives, but for the zeros that loops of permutes begin with where they are passed already
+    for a sum of the same shape."""
+    region = {value: op.region for op in decided.graph.ops for value in op.results}
+    seen = set[Hashable]()
+    for one in found:
+        value = decided.graph.values[one.value]
+        key = region.get(one.value), value.shape, value.dtype, one.bytes, one.axes
+        if one.ring != 1.0 and key in seen:
+            one = dataclasses.replace(
+                one, ring=backend.without_zeros(one.ring, ways(one.axes, decided.sizes))
+            )
+        elif one.ring != 1.0:
+            seen.add(key)
+        yield one
 
 
 def collectives(decided: Decided) -> tuple[Collective, ...]:

@@ -1,5 +1,6 @@
 """The step that comes out: called like the user's, placed as planned, donated, compiled once."""
 
+import dataclasses
 import logging
 import re
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hand_plans import close, hand_plan
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from planner.apply import ShardedStep, apply
+from planner.apply import ShardedStep, apply, whole_weights
 from planner.errors import InputError, PlanFileError, TraceError
 from planner.jax_compat import leaf_paths, state_partners, trace_step
 from planner.sharding.spec import Spec
@@ -107,6 +108,24 @@ def test_every_donated_leaf_is_aliased_and_the_users_own_arrays_live_on(step: Sh
     step({**numbers, "key": mine["key"]}, BATCH, "mean", 0.5)
     jax.tree.map(np.testing.assert_array_equal, numbers, before)
     assert not mine["key"].is_deleted()
+
+
+@pytest.mark.parametrize(
+    ("stack", "specs", "laid"),
+    [((3, 8, 16), {}, set()), ((3, 16, 8), {}, {(8, 16)}), ((3, 16, 8), {"w": ("x", ())}, set())],
+)
+def test_gradients_are_laid_out_where_the_weight_is_whole_and_no_part_of_a_stack(
+    grid: Mesh, stack: tuple[int, ...], specs: dict[str, Any], laid: set[tuple[int, ...]]
+):
+    def halved(state):
+        return jax.tree.map(lambda leaf: leaf / 2, state)
+
+    state = {"w": jax.ShapeDtypeStruct((8, 16), "float32"), "stack": jax.ShapeDtypeStruct(stack, "float32")}
+    traced = trace_step(halved, (state,))
+    given = {f"state.{name}": spec for name, spec in specs.items()}
+    plan = dataclasses.replace(hand_plan(traced, grid, arguments=given), machine="tpu_v5e:2x2")
+    assert whole_weights(plan, traced) == laid
+    assert whole_weights(dataclasses.replace(plan, machine="cpu:4"), traced) == set()
 
 
 def test_put_returns_what_is_in_place_as_it_is(step: ShardedStep):

@@ -115,6 +115,47 @@ def test_it_is_matched_with_the_sum_that_was_planned():
     assert AS_PLANNED not in {row.status for row in rows}
 
 
+def part(
+    name: str, operand: str, source: str, pairs: str, shape: str = "bf16[2048,512]{1,0:T(8,128)}"
+) -> str:
+    of = f'metadata={{op_name="jit(step)/dot_general" source_file="{source}" source_line=59}}'
+    started = f"({shape}, {shape}, u32[], u32[])"
+    return (
+        f"  %{name} = {started} collective-permute-start(%{operand}), source_target_pairs={{{pairs}}}, {of}\n"
+    )
+
+
+RIGHT, LEFT = "{0,1},{1,2},{2,3},{3,0}", "{0,3},{1,0},{2,1},{3,2}"
+ZEROS = "  %zeros = bf16[2048,512]{1,0} broadcast(%nought), dimensions={}\n"
+UNROLLED = (  # as libtpu 0.0.42 writes two sums that are scattered over 4 devices, one after the other
+    ZEROS
+    + part("a", "zeros", "mlp.py", RIGHT)
+    + part("b", "zeros", "mlp.py", LEFT)
+    + "".join(part(f"{n}.{op}", f"{n}.sum", "mlp.py", RIGHT) for n in (0, 1) for op in "cde")
+)
+
+
+def test_an_unrolled_loop_is_one_scattered_sum_and_the_first_passes_the_zeros():
+    found = read(module(UNROLLED, loops=""))
+    size = 2048 * 512 * 2.0
+    assert [(one.kind, one.bytes, one.wire_bytes, one.permutes) for one in found] == [
+        ("reduce-scatter", 4 * size, 5 * size, 5),
+        ("reduce-scatter", 4 * size, 3 * size, 3),
+    ]
+    assert {one.groups for one in found} == {((0, 1, 2, 3),)}
+
+
+def test_permutes_that_pass_no_zeros_or_are_too_few_stay_permutes():
+    for text in (
+        UNROLLED.replace("broadcast", "copy"),
+        UNROLLED.replace(part("0.c", "0.sum", "mlp.py", RIGHT), ""),
+    ):
+        assert {one.kind for one in read(module(text, loops=""))} == {"collective-permute"}
+    halo = part("halo", "rows", "mlp.py", RIGHT, "bf16[16,512]{1,0}")
+    kinds = [one.kind for one in read(module(UNROLLED + halo, loops=""))]
+    assert kinds == ["collective-permute", "reduce-scatter", "reduce-scatter"]
+
+
 def test_rings_of_pairs():
     assert rings(((0, 2), (1, 3), (2, 0), (3, 1))) == ((0, 2), (1, 3))
     assert rings(((0, 1), (1, 2))) == ((0, 1, 2),)

@@ -22,8 +22,10 @@ TPU     Read from programs compiled ahead of time by libtpu 0.0.42 for v5e:4x4 a
           batch and features of a convolution's, the last two dims, in order, of what a scatter adds up.
         - A reduce-scatter of a matmul's sums over 3 to 63 devices, onto a dim that nothing else splits,
           becomes a loop of permutes around the matmul's parts if the parts take long enough to hide them.
-          Each device passes on n + 1 parts of n, where a ring passes on n - 1. (32 devices loop, 64 do not;
-          nor do squares of 2 x 2 of more devices, as on v5p:2x2x2, where four in a row do.)
+          Each device passes on n + 1 parts of n, where a ring passes on n - 1: the first two are the zeros
+          that its sums begin with. (32 devices loop, 64 do not; nor do squares of 2 x 2 of more devices, as
+          on v5p:2x2x2, where four in a row do.) Loops over 4 devices are unrolled, and pass the zeros once
+          for all sums of one shape in one program or loop body: 26 parts for eight, 14 for four.
         - Sums scattered onto two dims at once are an all-reduce of the whole; those of matmuls and
           convolutions stay two reduce-scatters if each has a constraint of its own. So do two over parts of
           the devices for one over all of them.
@@ -42,6 +44,7 @@ from planner.sharding.spec import ways
 from planner.sharding.strategy import ALL_REDUCE
 
 LANES, SUBLANES = 128, 8
+_UNROLLED = 4  # devices: a loop over so many is written out
 _LARGE = 64  # devices: over so many at once nothing is gathered, and no loop passes parts round
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _PASSING = frozenset({"reshape", "rev", "scan_slice", "scan_stack", "squeeze", "transpose"})
@@ -195,6 +198,12 @@ def _loops(
     alone = dim in partial.whole and not rest and not partial.idle and 2 < count < _LARGE
     in_ring = frozenset(axis for axis in axes if sizes[axis] > 1) not in partial.squares
     return alone and in_ring and partial.hiding > 2 * partial.bytes / link / count
+
+
+def without_zeros(ring: float, count: int) -> float:
+    """What a loop over `count` devices sends, as a multiple of what a ring sends, where one before it has
+    passed the zeros already. ring: what it sends alone; 1 if it is no loop."""
+    return 1.0 if count == _UNROLLED else ring
 
 
 def tile_orders(primitive: str, rank: int, tiled: tuple[int, int] | None) -> tuple[tuple[int, int], ...]:
