@@ -36,6 +36,7 @@ FIRST_BOX, LAST_BOX, GROWTH = 0.1, 1e6, 32.0  # the highest price, as `planes.to
 INWARD = 0.5  # how far the next prices are moved to the best ones
 ROOT_ROUNDS, ROUNDS = 60, 14  # of prices, for the whole and for a part
 EARLY = 0.1  # of the gap: a part is split when prices cannot raise its bound by more
+STALE = 6  # rounds in a row that all together raise it by less, after which it is split too
 MOST = 1e7  # entries of an elimination at every price
 CEILING = 64.0  # times the highest cost of a choice: sums are exact up to this
 LOADING = 0.7  # seconds that it takes to load what was compiled; compiling it once takes two more
@@ -45,13 +46,15 @@ WALKS, ENTRIES = (3, 6), 1e7  # at one price, at least and at most, and table en
 @dataclasses.dataclass(frozen=True)
 class Part:
     """left: the strategies that may be used, of nodes that were split. prices: those of `bound`, shape
-    (times,). box: the highest price tried. weights: of the choices met, at the top of the planes."""
+    (times,). box: the highest price tried. weights: of the choices met, at the top of the planes. messages:
+    those of `bound`, where it is by messages."""
 
     left: Mapping[int, Allowed]
     prices: Floats
     bound: float
     box: float
     weights: Floats
+    messages: Floats | None = None
 
 
 class Tree:
@@ -123,10 +126,11 @@ def _raised(tree: Tree, part: Part, rounds: int, small: float, deadline: float) 
     """The part at the best prices found."""
     record, at_root = tree.record, not part.left
     point, bound, highest, box, weights = part.prices, -np.inf, part.prices, part.box, np.zeros(0)
+    messages, level, stale = _resumed(tree, part), -np.inf, 0
     for _ in range(rounds):
         value, peak = _evaluate(tree, point, part.left, deadline)
         if value > bound:
-            bound, highest = value, point
+            bound, highest, messages = value, point, _messages(tree)
         if at_root:
             record.bound = max(record.bound, min(bound, tree.goal))
         which = inside(tree.planes, part.left)
@@ -139,9 +143,24 @@ def _raised(tree: Tree, part: Part, rounds: int, small: float, deadline: float) 
         worth = max(CLOSE * abs(bound), EARLY * (tree.goal - bound))
         if ahead.height - bound <= worth and (not ahead.at_edge or box == LAST_BOX):
             break
+        level, stale = (bound, 0) if bound >= level + worth else (level, stale + 1)
+        if stale > STALE and record.best is not None:
+            break
         inward = INWARD if any(tree.planes.fits[k] for k in which) else 0.0
         point = inward * highest + (1.0 - inward) * ahead.prices
-    return Part(part.left, highest, max(bound, part.bound), box, weights)
+    return Part(part.left, highest, max(bound, part.bound), box, weights, messages)
+
+
+def _resumed(tree: Tree, part: Part) -> Floats | None:
+    """The messages of a part, taken up again."""
+    if tree.walks is not None and part.messages is not None:
+        tree.walks.messages[:] = part.messages
+    return part.messages
+
+
+def _messages(tree: Tree) -> Floats | None:
+    """A copy of the messages as they are now."""
+    return None if tree.walks is None else tree.walks.messages.copy()
 
 
 def _evaluate(

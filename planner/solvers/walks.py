@@ -1,7 +1,8 @@
 """Bounds at prices by message passing, for networks that are too wide to be eliminated at every price.
 
 The compiled walks of `planner.solvers.messages` on the tables of `planner.solvers.priced`: these change with
-the prices, and the messages stay, as any messages give a bound.
+the prices, and the messages stay, as any messages give a bound. The choice that is read off them may be far
+from the minimum, and its plane far above it: some forests of it are optimised (`planner.solvers.forest`).
 """
 
 import time
@@ -11,15 +12,18 @@ import numpy as np
 
 from planner.cost.problem import Floats
 from planner.solvers.arrays import Arrays
+from planner.solvers.forest import replant
 from planner.solvers.messages import shares, walk
 from planner.solvers.minplus import OutOfTime
 from planner.solvers.passes import Pass
 from planner.solvers.priced import Allowed, Priced, tables_at
 
+FORESTS = 3  # of a choice, re-optimised at each price
+
 
 class Walks:
     """arrays: without usages, since these are in the tables. places: for each pair, where its table begins,
-    and the same table turned. shown: the tables that are in the arrays now."""
+    and the same table turned. shown: the tables that are in the arrays now. draw: of forests."""
 
     def __init__(self, priced: Priced) -> None:
         sizes = [len(sheet.parts[0]) for sheet in priced.own]
@@ -31,6 +35,7 @@ class Walks:
         self.messages = np.zeros(self.arrays.messages)
         self.excess = np.zeros(len(self.arrays.costs))
         self.choice = np.zeros(len(sizes), dtype=np.int64)
+        self.draw = np.random.default_rng(0)
 
     def _arrays(self, sizes: Sequence[int]) -> Arrays:
         rows: list[list[tuple[int, ...]]] = [[] for _ in sizes]
@@ -71,8 +76,8 @@ class Walks:
 
 
 def walked(walks: Walks, prices: Floats, left: Mapping[int, Allowed], count: int, deadline: float) -> Pass:
-    """The highest bound of `count` walks at prices, as the value of a Pass whose choice was read off last.
-    Raises OutOfTime after `deadline`."""
+    """The highest bound of `count` walks at prices, as the value of a Pass whose choice was read off last and
+    bettered. Raises OutOfTime after `deadline`."""
     unary, tables = tables_at(walks.priced, prices, left)
     for pair, table in enumerate(tables):
         if walks.shown[pair] is not table:
@@ -87,4 +92,6 @@ def walked(walks: Walks, prices: Floats, left: Mapping[int, Allowed], count: int
         bound = max(bound, walk(*given))
         if time.monotonic() > deadline:
             raise OutOfTime
+    for _ in range(FORESTS):
+        replant(walks.arrays, costs, walks.choice, walks.draw.permutation(len(walks.choice)))
     return Pass(bound, walks.priced.rounding, tuple(walks.choice.tolist()))
