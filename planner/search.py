@@ -168,8 +168,8 @@ def _on_mesh(
 
 @dataclasses.dataclass
 class _Clock:
-    """When the search has to end, what a mesh took (by its number of axes), the seconds of each stage, and the
-    schemes that there was no time for on some mesh."""
+    """When the search has to end, what a mesh took (by its number of axes), the seconds of each stage, and
+    the schemes that there was no time for on some mesh."""
 
     deadline: float
     spent: dict[str, float] = dataclasses.field(default_factory=lambda: {"cost": 0.0, "solve": 0.0})

@@ -42,7 +42,7 @@ def in_main_memory(problem: Problem, choice: Sequence[int], scratchpad_bytes: fl
 
 class _Room:
     """Bytes that are free at each time. Times are in blocks, of which a whole one is looked at as one: what
-    waits from the forward to the backward pass of a deep step is held for most of it, and there is much of it.
+    waits from the forward to the backward pass of a deep step is held for most of it, and that is much.
 
     free: without what is taken of whole blocks, which is in `taken`; least: the least that is free in each.
     """

@@ -24,7 +24,7 @@ def find_blocks(graph: Graph, when: dict[int, int]) -> list["Block"]:
     out: nothing to decide. when: position of each op id; it is moved to where the op will really run."""
     level, depth = _levels(graph, when)
     same: Classes[int] = Classes()
-    near: dict[int, list[Op]] = defaultdict(list)
+    near: dict[tuple, list[Op]] = defaultdict(list)  # by value, depth and loop: see `_stands_for`
     readers = Counter(value for op in graph.ops for value in op.operands)
     decided = []
     for op in graph.ops:
@@ -34,13 +34,14 @@ def find_blocks(graph: Graph, when: dict[int, int]) -> list["Block"]:
         decided.append(op)
         if not _mergeable(op):
             continue
+        here = level[op.id], op.region
         for value in arrays:
-            for other in near[value]:
-                between = level[other.id] == level[op.id] and other.region == op.region
-                if between and _tied(value, other, op, readers[value], depth.get(value, 0)):
+            for other in near[value, *here]:
+                if _tied(value, other, op, readers[value], depth.get(value, 0)):
                     same.unite(other.id, op.id)
-        for value in (*arrays, *op.results):
-            near[value].append(op)
+        for value in dict.fromkeys((*arrays, *op.results)):
+            if _stands_for(value, op, near[value, *here]):
+                near[value, *here].append(op)
     grouped: dict[int, list[Op]] = defaultdict(list)
     for op in decided:
         grouped[same.find(op.id)].append(op)
@@ -57,6 +58,12 @@ def _tied(value: int, first: Op, second: Op, readers: int, depth: int) -> bool:
     if value in first.results:
         return _spans(second, value) or readers == 1
     return depth > 0 and _spans(first, value) and _spans(second, value)
+
+
+def _stands_for(value: int, op: Op, known: Sequence[Op]) -> bool:
+    """Whether an op has to be asked what a value ties to it, beside those known: its maker has, and one of
+    the readers that have all its dims, which are in one block."""
+    return value in op.results or (all(value in other.results for other in known) and _spans(op, value))
 
 
 def _spans(op: Op, value: int) -> bool:
