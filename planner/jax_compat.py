@@ -104,6 +104,15 @@ def unplaced(params: dict[str, Any]) -> dict[str, Any]:
     return {**params, **bare, "ctx_mesh": plain.params["ctx_mesh"]}
 
 
+def changes_nothing(eqn: Any) -> bool:
+    """Whether an equation only hands its operand on, as far as a plan is concerned: a constraint of the
+    user's, which the plan replaces; a reversal of dims of length 1, as the gradient of a convolution has of
+    a 1 x 1 kernel (XLA drops it, and gathers once what is read before and after it)."""
+    if eqn.primitive.name == "rev":
+        return all(eqn.invars[0].aval.shape[dim] == 1 for dim in eqn.params["dimensions"])
+    return eqn.primitive.name == "sharding_constraint"
+
+
 def body_in_place(eqn: Any) -> tuple[str, int | None, Any] | None:
     """The body of a jit (parameter, index in it, jaxpr) that may as well stand where its equation does; None
     for other equations, and for a jit that holds arrays of its own."""

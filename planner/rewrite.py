@@ -19,6 +19,7 @@ from planner.errors import PlanFileError
 from planner.graph.graph import WITH_RULE, Path, Site
 from planner.jax_compat import (
     body_in_place,
+    changes_nothing,
     close_jaxpr,
     fresh,
     is_literal,
@@ -144,7 +145,7 @@ class _Body:
 
     def equation(self, eqn: Any, operands: list[Any], scope: _Scope, number: int, jit: Any) -> list[Any]:
         """Writes one equation, its uses constrained, and returns its results as atoms."""
-        if eqn.primitive.name == "sharding_constraint":
+        if changes_nothing(eqn):
             return operands
         operands = [
             self.constrain(atom, scope, ("use", number, index), eqn, jit)

@@ -25,6 +25,7 @@ from planner.graph.rule import Dims, Rule
 from planner.jax_compat import (
     BODIES,
     Traced,
+    changes_nothing,
     is_backward,
     is_literal,
     leaf_paths,
@@ -148,7 +149,7 @@ class _Walk:
         if name in _INLINED:
             ((parameter, index, inner),) = sub_jaxprs(eqn)
             return self.jaxpr(inner, operands, at.inlined((i, parameter, index)))
-        if name == "sharding_constraint":  # the user's; the rewriting drops it, the plan replaces it
+        if changes_nothing(eqn):  # the rewriting drops it
             return operands
         if name == "custom_linear_solve":
             return self.solve(eqn, i, operands, at)

@@ -12,6 +12,7 @@ import pytest
 from hand_plans import Sites, close, found_in, hand_plan, kinds, pin_by_shape, walk
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import planner
 from planner.apply import ShardedStep, apply
 from planner.errors import PlanFileError
 from planner.graph.graph import Site
@@ -364,6 +365,24 @@ def test_constraints_of_the_user_on_another_mesh_are_replaced(line: Mesh, grid: 
     x = jax.random.normal(jax.random.key(0), (8, 8))
     step = apply(hand_plan(traced, grid, sites, {"x": split}, {"result": split}), traced, grid)
     close(step(x), jnp.cos(jnp.sin(x)) @ jnp.sin(x))
+
+
+def test_a_kernel_of_one_by_one_is_gathered_once_for_both_passes(line: Mesh):
+    def fn(x: Any, kernel: Any) -> Any:
+        layout = jax.lax.conv_dimension_numbers(x.shape, kernel.shape, ("NHWC", "HWIO", "NHWC"))
+        made = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+        return jnp.sum(made**2)
+
+    args = jax.ShapeDtypeStruct((8, 4, 4, 16), "float32"), jax.ShapeDtypeStruct((1, 1, 16, 16), "float32")
+    step = jax.grad(fn)
+    plan = planner.plan(
+        step, *args, machine="cpu:8", mesh={"x": 8}, pins={"kernel": PartitionSpec(None, None, "x")}
+    )
+    assert [c.value for c in plan.collectives if c.kind == "all_gather"] == ["kernel"]
+    assert planner.verify(plan, step, *args).wire.excess == 0
+    x = jax.random.normal(jax.random.key(0), args[0].shape)
+    kernel = jax.random.normal(jax.random.key(1), args[1].shape)
+    close(planner.plan_and_shard(step, *args, plan=plan)(x, kernel), step(x, kernel))
 
 
 def test_typed_keys_literals_and_dropped_results_are_left_alone(line: Mesh):

@@ -230,6 +230,18 @@ def test_a_sharding_constraint_of_the_users_is_seen_through(grid):
     assert graph.ops[1].operands == graph.ops[0].results
 
 
+@pytest.mark.parametrize(("size", "turned"), [(1, []), (3, ["rev"])])
+def test_a_reversal_of_dims_of_length_one_is_seen_through(size, turned):
+    """The gradient of a convolution reads its kernel reversed: one of 1 x 1 as it is."""
+
+    def fn(x, kernel):
+        layout = jax.lax.conv_dimension_numbers(x.shape, kernel.shape, ("NHWC", "HWIO", "NHWC"))
+        return jnp.sum(jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout) ** 2)
+
+    graph = graph_of(jax.grad(fn), f32(2, 4, 4, 8), f32(size, size, 8, 8))
+    assert [name for name in names(graph) if name == "rev"] == turned
+
+
 def test_what_no_result_needs_is_dropped():
     def wasteful(x, y):
         jnp.exp(x @ y)
