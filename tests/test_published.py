@@ -244,6 +244,15 @@ def test_the_network_of_a_node_is_shared_by_the_devices_of_a_stage(tmp_path):
     assert rates == [3.125e9, 3.125e9 / 4]
 
 
+def test_a_batch_forced_onto_one_axis_is_on_no_other(tmp_path):
+    """Tensor parallelism alone sums activations of every layer; a batch split as well does without."""
+    both = [
+        outcome_of(row_of(tmp_path, **ALPA | {"dp": "1", "tp": "4"}, notes=f"method auto_sharding{words}"))
+        for words in ("", "; batch forced onto axis 0")
+    ]
+    assert both[0]["predicted_s"] < 0.95 * both[1]["predicted_s"]
+
+
 def test_more_bandwidth_never_takes_longer_and_an_error_is_relative(tmp_path):
     one = outcome_of(row_of(tmp_path))
     faster = outcome_of(row_of(tmp_path, hardware="H100-80GB"))

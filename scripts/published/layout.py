@@ -99,7 +99,8 @@ class Layout:
     """machine: that one pipeline stage runs on. axes: of its mesh, outermost first, with the size of each;
     roles: of each axis (`planner.sharding.named`). micro: sequences of one micro-batch over all data axes;
     runs: micro-batches of a step. stages, chunks: pipeline stages, and parts of a stage that take turns.
-    free: whether a solver chose everything but the batch, within the memory. hop_rate: bytes/s of one device
+    free: whether a solver chose, within the memory; then `forced` if examples lie on the data axis and on no
+    other. hop_rate: bytes/s of one device
     to the next stage."""
 
     machine: Machine
@@ -110,6 +111,7 @@ class Layout:
     stages: int
     chunks: int
     free: bool
+    forced: bool
     runtime: Runtime
     hop_rate: float
 
@@ -144,6 +146,7 @@ def layout_of(row: Row) -> Layout:
         stages=stages,
         chunks=_chunks(row, stages),
         free=re.search(r"method auto_sharding|ilp free", words) is not None,
+        forced="batch forced onto axis 0" in words,
         runtime=runtime,
         hop_rate=_hop_rate(row, machine, math.prod(axes.values())),
     )

@@ -25,6 +25,7 @@ from planner.jax_compat import trace_step
 from planner.planning import Decided, peak_bytes
 from planner.sharding import named
 from planner.sharding.spec import pieces
+from planner.sharding.strategy import Strategy
 from planner.simulate.policy import policy_of
 from planner.solvers import auto
 from planner.trace import build_graph
@@ -132,7 +133,7 @@ def parts_of(shape: Shape, layout: Layout) -> Parts:
     them."""
     axes, roles = tuple(layout.axes.items()), tuple(layout.roles.items())
     machine = (layout.machine, layout.machine.topology, layout.machine.peak_flops(shape.dtype))
-    return _parts(_Job(shape, (machine, axes, roles, layout.free, layout.runtime), layout))
+    return _parts(_Job(shape, (machine, axes, roles, layout.free, layout.forced, layout.runtime), layout))
 
 
 @functools.cache
@@ -151,6 +152,11 @@ def _parts(job: _Job) -> Parts:
         if sorts[node.id] in ("state", "update") and _EXAMPLES.intersection(dict(node.labels).values()):
             sorts[node.id] = "op" if node.kind == "op" else "activation"
     kept = _kept(coarse, tables, sorts, {} if layout.free else layout.roles, _slices(graph, coarse))
+    if layout.forced:
+        kept = [
+            _with_batch_on(node, table.strategies, indices, "dp")
+            for node, table, indices in zip(coarse.nodes, tables.nodes, kept, strict=True)
+        ]
     problem = restrict(tables.problem, kept)
     if not layout.free:
         problem = dataclasses.replace(problem, usage_limit=math.inf)
@@ -158,6 +164,15 @@ def _parts(job: _Job) -> Parts:
     if not math.isfinite(inside.cost):
         raise CannotPredict("the layout does not divide the arrays of the step evenly")
     return _sum_up(Decided(graph, coarse, tables, widen(inside.choice, kept)), layout)
+
+
+def _with_batch_on(node: Node, strategies: Sequence[Strategy], indices: np.ndarray, axis: str) -> np.ndarray:
+    """Those of some strategies that split examples over one axis, where it does, and over no other."""
+    examples = [factor for factor, label in node.labels if label == SAMPLE]
+    used = {int(i): {a for f in examples for a in strategies[i].axes(f)} for i in indices}
+    most = max((len(axes & {axis}) for axes in used.values() if axes <= {axis}), default=0)
+    found = [i for i, axes in used.items() if axes <= {axis} and len(axes) == most]
+    return np.array(found, dtype=np.int64) if found else indices
 
 
 def _sorts_by_use(graph: Graph, coarse: Coarse, sorts: Mapping[int, named.Sort]) -> dict[int, named.Sort]:
