@@ -14,9 +14,13 @@ from planner.graph.coarsen import coarsen
 from planner.sharding.strategy import parse
 
 SIZES = {"x": 4, "y": 2}
+V5E = load_machine("tpu_v5e:2x4")
+PER_RESULT = "matmul_results_per_s"
+NUMBERS = {key: value for key, value in V5E.chip.numbers.items() if key != PER_RESULT}
 # Round figures: of 197 TFLOP/s matmuls reach half, 1 GB/s of memory, tiles of 128, no overhead.
 PLAIN = dataclasses.replace(
-    load_machine("tpu_v5e:2x4"),
+    V5E,
+    chip=dataclasses.replace(V5E.chip, numbers=NUMBERS),
     hbm_bandwidth=1e9,
     matmul_efficiency=0.5,
     overhead_seconds=0.0,
@@ -60,6 +64,24 @@ def test_a_small_matmul_pays_for_whole_tiles():
     fast = dataclasses.replace(PLAIN, hbm_bandwidth=1e18)
     (taken,) = seconds(lambda a, b: a @ b, (bf16(8, 16), bf16(16, 8)), "dot_general", ["{}"], machine=fast)
     assert taken == pytest.approx(2 * 8 * 16 * 8 / (197e12 * 0.5) * 8 * 16)
+
+
+def test_results_leave_a_matrix_unit_no_faster_however_short_the_contraction():
+    """1.54e11 results a second, an 8 x 128 tile of them at a time: 64 columns fill the lanes of whole tiles
+    only where rows may lie along the lanes instead, which those of a convolution may not."""
+    fast = dataclasses.replace(PLAIN, chip=V5E.chip, hbm_bandwidth=1e18)
+    args = ((bf16(1024, 8), bf16(8, 64)), "dot_general", ["{}", "{x: f0}", "{y: f1>+}"])
+    whole, rows, depth = seconds(lambda a, b: a @ b, *args, machine=fast)
+    assert whole == pytest.approx(1024 * 64 / 1.54e11)
+    assert rows == pytest.approx(whole / 4)
+    assert depth == pytest.approx(whole)
+
+    def convolve(x, w):
+        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    args = ((bf16(4, 16, 16, 8), bf16(1, 1, 8, 64)), "conv_general_dilated", ["{}"])
+    (taken,) = seconds(convolve, *args, machine=fast)
+    assert taken == pytest.approx(1024 * 128 / 1.54e11)
 
 
 def test_splitting_finer_than_a_tile_gains_nothing():

@@ -5,11 +5,13 @@
 A block reads its inputs and writes its outputs once: XLA fuses what lies between. A matmul unit works on
 tiles, so local extents are padded: contraction and columns to the width of the unit, rows to 8 sublanes
 (which operand gives the rows is the compiler's choice: the cheaper one is taken). Source: "How to Scale Your
-Model", the chapters on TPUs and rooflines. A GPU computes tiles of the result, one a multiprocessor at a
-time: the last wave of them is not full (NVIDIA, "Matrix multiplication background"). An attention kernel
-reaches a part of the peak of its own; its matmuls contract the width of a head, or make it.
+Model", the chapters on TPUs and rooflines. Results leave it at a rate of their own, which a short contraction
+(a small head, a convolution of few features) waits for. A GPU computes tiles of the result, one a
+multiprocessor at a time: the last wave of them is not full (NVIDIA, "Matrix multiplication background"). An
+attention kernel reaches a part of the peak of its own; its matmuls contract the width of a head, or make it.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from meshes.machine import Machine
 from planner.graph.coarsen import Node
 from planner.graph.graph import Graph, Op
+from planner.graph.tiles import CONVOLUTION
 from planner.sharding.spec import pieces, ways
 from planner.sharding.strategy import Strategy, result_spec, spec_of
 
-_SUBLANES = 8
+_SUBLANES, _LANES = 8, 128  # of a tile of a TPU's vector unit
 _TILE = 128  # rows and columns of a result that a multiprocessor makes at a time
 MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
 ATTENTION = frozenset({"dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"})
@@ -52,9 +55,13 @@ def work_seconds(
     ports = (*node.inputs, *node.outputs)
     peak = machine.peak_flops(graph.values[ports[0].value].dtype) if ports else math.inf
     useful = [1.0] * len(strategies)
+    least = [0.0] * len(strategies)
     if primitive in MATMULS:
         peak *= machine.matmul_efficiency
-        useful = _useful_parts(node, strategies, machine, sizes)
+        if node.inputs[1:]:  # not of an array and itself
+            local = _local(node, strategies, sizes)
+            useful = [_useful_part(one, machine) for one in local]
+            least = [_result_seconds(one, primitive, machine) for one in local]
     if primitive in ATTENTION:
         peak *= machine.attention_efficiency
         width = graph.values[node.inputs[0].value].shape[-1]
@@ -68,9 +75,10 @@ def work_seconds(
             + max(
                 node.flops / (_share(node, strategy, sizes) * peak * part),
                 count / (machine.hbm_bandwidth * machine.hbm_efficiency),
+                results,
             ),
         )
-        for strategy, part, count in zip(strategies, useful, moved, strict=True)
+        for strategy, part, count, results in zip(strategies, useful, moved, least, strict=True)
     ]
 
 
@@ -114,30 +122,52 @@ def _bytes_moved(
     return totals
 
 
-def _useful_parts(
-    node: Node, strategies: Sequence[Strategy], machine: Machine, sizes: Mapping[str, int]
-) -> list[float]:
-    """The part of a matmul unit's work that is not padding or waiting, per strategy."""
-    width, cores = machine.mxu_dim, machine.multiprocessors
-    if not (width or cores) or len(node.inputs) < 2:
-        return [1.0] * len(strategies)
+@dataclasses.dataclass(frozen=True)
+class _Extents:
+    """Of a matmul on one device."""
+
+    rows: int
+    columns: int
+    batch: int
+    depth: int
+
+
+def _local(node: Node, strategies: Sequence[Strategy], sizes: Mapping[str, int]) -> list[_Extents]:
+    """The extents of a matmul, per strategy."""
     extents = dict(node.sizes)
     left, right = ({f for dim in port.dims for f in dim} for port in node.inputs[:2])
     reduced = set(node.sums[0].reduced) if node.sums else set()
+    kinds = (left - right - reduced, right - left - reduced, (left & right) - reduced, reduced)
 
     def extent(factors: set[str], strategy: Strategy) -> int:
         return math.prod(extents[f] // ways(strategy.axes(f), sizes) for f in factors)
 
-    def part(strategy: Strategy) -> float:
-        rows = extent(left - right - reduced, strategy)
-        columns = extent(right - left - reduced, strategy)
-        if cores:
-            return _waves(rows, columns, extent((left & right) - reduced, strategy), cores)
-        as_they_stand = _useful(rows, _SUBLANES) * _useful(columns, width)
-        transposed = _useful(rows, width) * _useful(columns, _SUBLANES)
-        return _useful(extent(reduced, strategy), width) * max(as_they_stand, transposed)
+    return [_Extents(*(extent(factors, strategy) for factors in kinds)) for strategy in strategies]
 
-    return [part(strategy) for strategy in strategies]
+
+def _useful_part(local: _Extents, machine: Machine) -> float:
+    """The part of a matmul unit's work that is not padding or waiting."""
+    width, cores = machine.mxu_dim, machine.multiprocessors
+    if cores:
+        return _waves(local.rows, local.columns, local.batch, cores)
+    if not width:
+        return 1.0
+    as_they_stand = _useful(local.rows, _SUBLANES) * _useful(local.columns, width)
+    transposed = _useful(local.rows, width) * _useful(local.columns, _SUBLANES)
+    return _useful(local.depth, width) * max(as_they_stand, transposed)
+
+
+def _result_seconds(local: _Extents, primitive: str, machine: Machine) -> float:
+    """What the results of a matmul take to leave the matrix unit, in whole tiles. A convolution has its
+    features along the lanes. 0 for a chip of which nothing is known."""
+    rate = machine.chip.numbers.get("matmul_results_per_s")
+    if rate is None:
+        return 0.0
+    useful = _useful(local.rows, _SUBLANES) * _useful(local.columns, _LANES)
+    if primitive != CONVOLUTION:
+        useful = max(useful, _useful(local.rows, _LANES) * _useful(local.columns, _SUBLANES))
+    results = local.batch * local.rows * local.columns / useful
+    return results * machine.chip.devices_per_chip / rate
 
 
 def _waves(rows: int, columns: int, batch: int, cores: int) -> float:
