@@ -132,3 +132,17 @@ def test_the_rounded_weights_of_an_attention_are_quotients_and_those_that_are_no
             assert graph.ops[first].primitive == "convert_element_type"
             assert graph.ops[last].primitive == "dot_general"
             assert value in graph.ops[last].operands
+
+
+def test_a_chain_of_more_arrays_than_a_fusion_takes_is_written_on_the_way():
+    def step(several, x):
+        products = [x @ w for w in several]
+        return sum(products[1:], products[0]), products
+
+    for count, written in ((50, 1), (150, 2), (250, 3)):
+        graph = graph_of(step, [f32(16, 32)] * count, f32(64, 16))
+        found = buffers(graph)
+        assert (
+            sum(value in found for op in graph.ops if op.primitive == "add" for value in op.results)
+            == written
+        )

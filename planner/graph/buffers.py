@@ -31,6 +31,9 @@ _RANDOM = frozenset({"random_bits", "threefry2x32", "rng_uniform"})
 Interval = tuple[int, int]  # positions in the program: when it is made, and when it is last read
 _Sources = tuple[frozenset[int], frozenset[int]]  # arrays of a value's own size, and smaller ones
 _NOTHING: _Sources = (frozenset(), frozenset())
+# Arrays that one fusion reads and writes: MaxOperandsAndOutputsPerFusion in xla/service/gpu/gpu_fusible.h.
+# What it is on TPUs is not known. A longer chain is written on the way, which also keeps the walk linear.
+_MOST_SOURCES = 96
 
 
 def buffers(graph: Graph) -> dict[int, Interval]:
@@ -195,6 +198,8 @@ class _Buffers:
             if much and not alone and value not in self.written and value not in self.tail:
                 self.written.add(value)
                 self.twofold.add(value)
+            if len(whole) + len(smaller) >= _MOST_SOURCES and value not in self.tail:
+                self.written.add(value)
             if value in self.written:
                 whole, smaller = {value}, set()
             elif value in self.tail:
