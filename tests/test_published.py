@@ -221,6 +221,7 @@ def test_sixteen_bit_weights_with_a_float32_copy_take_the_bytes_of_both(tmp_path
     layers, tables = 4 * 12 * 1024**2, 2 * 1024 * 32000
     assert whole.parts.stacked == pytest.approx(14 * layers, rel=1e-3)
     assert split.parts.stacked == pytest.approx((2 + 12 / 4) * layers, rel=1e-3)
+    assert split.parts.synced == pytest.approx(whole.parts.synced / 2, rel=0.1)  # scattered, not all-reduced
     assert 16 * (layers + tables) < whole.peak < 16 * (layers + tables) + 0.5e9  # with gradients of 2 bytes
 
 

@@ -256,7 +256,9 @@ def _sum_up(decided: Decided, layout: Layout) -> Parts:
         if is_gradient and node.kind == "leaf":
             together["regathered", one.kind, one.axes].append(one)
         elif is_gradient and not _each(one, layout):
-            together["synced", one.kind, one.axes].append(one)
+            split = one.kind == "all_reduce" and all(layout.roles[axis] == "zero1" for axis in one.axes)
+            kind = "reduce_scatter" if split else one.kind  # each device updates a part: it needs no more
+            together["synced", kind, one.axes].append(dataclasses.replace(one, kind=kind))
         elif not examples and layout.machine.chip.kind == "gpu":
             together[region_of(node), one.kind, one.axes, one.times, is_gradient].append(one)
         else:
