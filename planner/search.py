@@ -40,7 +40,7 @@ _INTERRUPTED = "The search was interrupted; this is the best of what it had trie
 _EFFORT = {1: 1.0, 2: 1.5, 3: 12.0}  # of a mesh by its number of axes, about: measured on deep and wide steps
 # Of a mesh's time, to make a named scheme fit: most of those that do not fit at once never will.
 _LIMITED_SHARE = 0.1
-_LEAST = 0.2, 4e-4  # seconds of any solving, and, for each node, of one that there is no choice without
+_LEAST = 0.2, 4e-4  # seconds of any solving, and, for each node, of the first ones
 _FREE = 2.0  # times as long as a named scheme, about, the whole space takes
 _REFINING = 0.2  # of the time of the search, beyond it: for the best plan, by its timeline
 
@@ -157,7 +157,7 @@ def _on_mesh(
     if request.start and list(network.mesh.sizes.items()) == list(request.start_mesh.items()):
         found.append(_from_start(coarse, tables, network.mesh, request, clock.part(seconds)))
     if not request.schemes and not (found and found[-1].choice.stopped.endswith(INTERRUPTED)):
-        least = 0.0 if found or clock.taken else _LEAST[1] * len(coarse.nodes)
+        least = 0.0 if clock.taken else _LEAST[1] * len(coarse.nodes)  # a scheme alone is a poor plan
         found.append(_free(tables, network.mesh, found, request, clock.part(seconds, least)))
     done = time.monotonic()
     clock.taken[len(network.mesh.axes)] = done - started
