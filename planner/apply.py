@@ -48,7 +48,8 @@ def apply(plan: Plan, traced: Traced, mesh: Mesh) -> "ShardedStep":
     places = tuple(named_sharding(mesh, leaf.spec) for leaf in plan.arguments)
     returns = [named_sharding(mesh, leaf.spec) for leaf in plan.results]
     out_shardings = jax.tree.unflatten(traced.out_tree, returns)
-    replay = jex.jaxpr_as_fun(rewrite(traced.closed_jaxpr, plan.sites, mesh, whole_weights(plan, traced)))
+    weights, tiled = whole_weights(plan, traced), plan.machine.startswith("tpu_")
+    replay = jex.jaxpr_as_fun(rewrite(traced.closed_jaxpr, plan.sites, mesh, weights, tiled))
 
     def run(*leaves: Any) -> Any:
         return jax.tree.unflatten(traced.out_tree, [_strong(result) for result in replay(*leaves)])

@@ -1,7 +1,8 @@
-"""JAX edge: on a TPU a weight's gradient is laid out as the weight.
+"""JAX edge: on a TPU a weight's gradient is laid out as the weight, and so are the parts of a scatter's sum.
 
 Where a matmul makes a gradient transposed, XLA would rather bring the weight and its moments into that
-layout, and the new ones back: whole copies of all of them.
+layout, and the new ones back: whole copies of all of them. Where a scatter's sum is scattered over devices,
+XLA may lay its parts out with their rows along the lanes of tiles, and then sums the whole on every device.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -40,6 +41,44 @@ def in_rows(eqns: Sequence[Any], weights: Collection[Shape]) -> tuple[list[Any],
     return written, laid
 
 
+def scattered_in_rows(eqns: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
+    """The equations of a program with each device's part of what a scatter adds up laid out in the order of
+    its dims, and the variables that stand for others in its results. Only of sums that a constraint scatters
+    over devices: those of which it splits a dim that it leaves whole in what is added to."""
+    makers = {var: eqn for eqn in eqns for var in eqn.outvars}
+    written, laid = list[Any](), dict[Any, Any]()
+    for eqn in eqns:
+        eqn = eqn.replace(invars=[atom if is_literal(atom) else laid.get(atom, atom) for atom in eqn.invars])
+        written.append(eqn)
+        if _scatters_sum(eqn, makers):
+            (var,) = eqn.outvars
+            written.append(_part_row_major(eqn))
+            laid[var] = written[-1].outvars[0]
+    return written, laid
+
+
+def _scatters_sum(eqn: Any, makers: Mapping[Any, Any]) -> bool:
+    """Whether an equation is the constraint that scatters the sum of a scatter-add over devices."""
+    maker = _constrained(eqn, makers)
+    if maker is None or maker.primitive.name != "scatter-add" or is_literal(maker.invars[0]):
+        return False
+    start = makers.get(maker.invars[0])
+    if start is None or start.primitive.name != "sharding_constraint":
+        return False
+    rank = len(eqn.outvars[0].aval.shape)
+    before, after = (_entries(one.params["sharding"].spec, rank) for one in (start, eqn))
+    return rank > 1 and any(one and not other for one, other in zip(after, before, strict=True))
+
+
+def _constrained(eqn: Any, makers: Mapping[Any, Any]) -> Any:
+    """The equation whose result a sharding constraint places; None of another equation or an argument."""
+    return makers.get(eqn.invars[0]) if eqn.primitive.name == "sharding_constraint" else None
+
+
+def _entries(spec: Any, rank: int) -> list[Any]:
+    return [*spec, *[None] * (rank - len(spec))]
+
+
 def _variables(eqn: Any) -> list[Any]:
     return [atom for atom in eqn.invars if not is_literal(atom)]
 
@@ -55,8 +94,26 @@ def _is_turned_product(var: Any, makers: Mapping[Any, Any]) -> bool:
 
 def _row_major(source: Any, like: Any) -> Any:
     """The equation that lays an array out in the order of its dims, at the source line of `like`."""
+    return _equation(_in_order, source, like)
+
+
+def _part_row_major(placed: Any) -> Any:
+    """The equation that lays out what each device has of a constrained array in the order of its dims. In a
+    shard_map, because a layout of the whole array would make it whole on every device."""
+    sharding = placed.params["sharding"]
+    specs = {"in_specs": sharding.spec, "out_specs": sharding.spec}
+    with jax.set_mesh(sharding.mesh):
+        mapped = jax.shard_map(_in_order, mesh=sharding.mesh, check_vma=False, **specs)
+        return _equation(mapped, placed.outvars[0], placed)
+
+
+def _in_order(array: Any) -> Any:
+    return with_layout_constraint(array, Layout(major_to_minor=tuple(range(array.ndim))))
+
+
+def _equation(run: Any, source: Any, like: Any) -> Any:
+    """The one equation that `run` is, of a variable, at the source line and in the context of `like`."""
     struct = jax.ShapeDtypeStruct(source.aval.shape, source.aval.dtype)
-    rows = Layout(major_to_minor=tuple(range(len(struct.shape))))
-    (made,) = open_jaxpr(jax.make_jaxpr(lambda x: with_layout_constraint(x, rows))(struct)).eqns
+    (made,) = open_jaxpr(jax.make_jaxpr(run)(struct)).eqns
     context = {"source_info": like.source_info, "ctx": like.ctx}
     return made.replace(invars=[source], outvars=[jex.Var(source.aval)], **context)

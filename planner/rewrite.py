@@ -30,7 +30,7 @@ from planner.jax_compat import (
     unplaced,
     with_bodies,
 )
-from planner.layout import in_rows
+from planner.layout import in_rows, scattered_in_rows
 from planner.opaque import on_mesh, on_parts, on_whole
 from planner.sharding.spec import Spec, replicated, show
 
@@ -55,8 +55,8 @@ class _Scope:
 class _Constraints:
     """Makes constraint equations, from one template per spec and rank."""
 
-    def __init__(self, mesh: Mesh, weights: Collection[tuple[int, ...]]):
-        self.mesh, self.weights = mesh, weights
+    def __init__(self, mesh: Mesh, weights: Collection[tuple[int, ...]], tiled: bool):
+        self.mesh, self.weights, self.tiled = mesh, weights, tiled
         self.templates: dict[Spec, Any] = {}
 
     def equation(self, source: Any, spec: Spec, like: Any) -> Any:
@@ -76,9 +76,11 @@ def rewrite(
     sites: Mapping[Site, Chain],
     mesh: Mesh,
     weights: Collection[tuple[int, ...]] = (),
+    tiled: bool = False,
 ) -> Any:
     """The closed jaxpr with a chain of sharding constraints at every site. weights: shapes of what has its
-    gradient laid out as it lies itself.
+    gradient laid out as it lies itself. tiled: whether arrays lie in tiles, as a TPU has them, so that the
+    parts of scatters' sums are laid out too.
 
     Of 'in' and 'out', all later uses see the constrained value; 'use' and 'ret' concern one place. Two uses
     of a value in one spec share one constrained value, and with it one gather, also where they stand in
@@ -87,7 +89,7 @@ def rewrite(
     """
     scope = _scopes(sites)
     _check(closed_jaxpr, scope)
-    return _rewritten(closed_jaxpr, scope, _Constraints(mesh, weights), {})
+    return _rewritten(closed_jaxpr, scope, _Constraints(mesh, weights, tiled), {})
 
 
 def _scopes(sites: Mapping[Site, Chain]) -> _Scope:
@@ -109,6 +111,9 @@ def _rewritten(jaxpr: Any, scope: _Scope, constraints: _Constraints, done: dict[
         results = body.walk(inner, list(inner.invars), scope, None)
         eqns, laid = in_rows(body.eqns, constraints.weights)
         results = [atom if is_literal(atom) else laid.get(atom, atom) for atom in results]
+        if constraints.tiled:
+            eqns, laid = scattered_in_rows(eqns)
+            results = [atom if is_literal(atom) else laid.get(atom, atom) for atom in results]
         done[identity] = close_jaxpr(inner.replace(eqns=eqns, outvars=results), jaxpr)
     return done[identity]
 

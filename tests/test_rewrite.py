@@ -304,6 +304,38 @@ def test_the_gradient_of_a_weight_is_laid_out_as_the_weight(line: Mesh, times: i
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("start", "finish", "parts"),
+    [(WHOLE, ROW, [(1, 8)]), (WHOLE, ROW[::-1], [(8, 1)]), (WHOLE, WHOLE, []), (ROW, ROW, [])],
+)
+def test_the_parts_of_a_scatters_sum_are_laid_out_in_rows(
+    line: Mesh, start: Spec, finish: Spec, parts: list[tuple[int, ...]]
+):
+    """Each device's own, where arrays lie in tiles and the sum is scattered over devices."""
+
+    def step(table: Any, ids: Any, x: Any) -> Any:
+        return jax.grad(lambda table: (jnp.sin(table[ids]) * x).sum())(table)
+
+    draw = np.random.default_rng(0)
+    arrays = [draw.normal(size=(8, 8)), draw.integers(0, 8, 16), draw.normal(size=(16, 8))]
+    arrays = [jnp.asarray(a, jnp.int32 if a.dtype == np.int64 else jnp.float32) for a in arrays]
+    traced = trace_step(step, arrays)
+    (place,) = ((p, n) for p, n, eqn in walk(traced.closed_jaxpr) if eqn.primitive.name == "scatter-add")
+    sites: Sites = {Site("use", *place, 0): (start,), Site("out", *place, 0): (finish,)}
+
+    def laid(new: Any) -> list[tuple[int, ...]]:
+        on_parts = [e for e in open_jaxpr(new).eqns if e.primitive.name == "shard_map"]
+        inside = [e for one in on_parts for e in open_jaxpr(one.params["jaxpr"]).eqns]
+        assert all(e.params["layout"].major_to_minor == (0, 1) for e in inside)
+        return [e.outvars[0].aval.shape for e in inside]
+
+    assert laid(rewrite(traced.closed_jaxpr, sites, line)) == []
+    new = rewrite(traced.closed_jaxpr, sites, line, tiled=True)
+    assert laid(new) == parts
+    (found,) = jax.jit(jex.jaxpr_as_fun(new))(*arrays)
+    close(found, step(*arrays))
+
+
 def test_a_body_used_twice_may_be_planned_twice(line: Mesh):
     inner = jax.jit(jnp.sin)
     traced = trace_step(lambda x: inner(inner(x)), [SQUARE])
