@@ -44,17 +44,30 @@ def in_rows(eqns: Sequence[Any], weights: Collection[Shape]) -> tuple[list[Any],
 def scattered_in_rows(eqns: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
     """The equations of a program with each device's part of what a scatter adds up laid out in the order of
     its dims, and the variables that stand for others in its results. Only of sums that a constraint scatters
-    over devices: those of which it splits a dim that it leaves whole in what is added to."""
+    over devices: those of which it splits a dim that it leaves whole in what is added to; and none that is
+    added to another as it is: XLA then no longer finishes their sums together (libtpu 0.0.42)."""
     makers = {var: eqn for eqn in eqns for var in eqn.outvars}
+    added = _added(eqns, makers)
     written, laid = list[Any](), dict[Any, Any]()
     for eqn in eqns:
         eqn = eqn.replace(invars=[atom if is_literal(atom) else laid.get(atom, atom) for atom in eqn.invars])
         written.append(eqn)
-        if _scatters_sum(eqn, makers):
+        if _scatters_sum(eqn, makers) and eqn.outvars[0] not in added:
             (var,) = eqn.outvars
             written.append(_part_row_major(eqn))
             laid[var] = written[-1].outvars[0]
     return written, laid
+
+
+def _added(eqns: Sequence[Any], makers: Mapping[Any, Any]) -> set[Any]:
+    """The variables that are added up, under whatever shardings."""
+    found = set[Any]()
+    for var in (var for eqn in eqns if eqn.primitive.name == "add_any" for var in _variables(eqn)):
+        found.add(var)
+        while var in makers and makers[var].primitive.name == "sharding_constraint":
+            (var,) = makers[var].invars
+            found.add(var)
+    return found
 
 
 def _scatters_sum(eqn: Any, makers: Mapping[Any, Any]) -> bool:

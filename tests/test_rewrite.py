@@ -305,16 +305,26 @@ def test_the_gradient_of_a_weight_is_laid_out_as_the_weight(line: Mesh, times: i
 
 
 @pytest.mark.parametrize(
-    ("start", "finish", "parts"),
-    [(WHOLE, ROW, [(1, 8)]), (WHOLE, ROW[::-1], [(8, 1)]), (WHOLE, WHOLE, []), (ROW, ROW, [])],
+    ("start", "finish", "added", "parts"),
+    [
+        (WHOLE, ROW, False, [(1, 8)]),
+        (WHOLE, ROW[::-1], False, [(8, 1)]),
+        (WHOLE, WHOLE, False, []),
+        (ROW, ROW, False, []),
+        (WHOLE, ROW, True, []),
+    ],
 )
 def test_the_parts_of_a_scatters_sum_are_laid_out_in_rows(
-    line: Mesh, start: Spec, finish: Spec, parts: list[tuple[int, ...]]
+    line: Mesh, start: Spec, finish: Spec, added: bool, parts: list[tuple[int, ...]]
 ):
-    """Each device's own, where arrays lie in tiles and the sum is scattered over devices."""
+    """Each device's own, where arrays lie in tiles and the sum is scattered over devices, and is not added to
+    one that is to be finished with it."""
 
     def step(table: Any, ids: Any, x: Any) -> Any:
-        return jax.grad(lambda table: (jnp.sin(table[ids]) * x).sum())(table)
+        def loss(table: Any) -> Any:
+            return (jnp.sin(table[ids]) * x).sum() + (jnp.cos(table).sum() if added else 0.0)
+
+        return jax.grad(loss)(table)
 
     draw = np.random.default_rng(0)
     arrays = [draw.normal(size=(8, 8)), draw.integers(0, 8, 16), draw.normal(size=(16, 8))]
