@@ -1,5 +1,6 @@
 """Every rule against what its primitive does: each splittable factor cut in two, and pairs for heavy ops."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -355,7 +356,8 @@ def test_every_split_gives_the_whole_answer(case):
             continue
         seen.add((equation.name, text))
         shapes = [v.shape for v in equation.operands], [v.shape for v in equation.results]
-        assert parse(text, *shapes, sizes=rule.sizes) == rule
+        mathematics = dataclasses.replace(rule, apart=(), filling=frozenset())  # what a line says
+        assert parse(text, *shapes, sizes=rule.sizes) == mathematics
         assert flops_of(equation.name, equation.params, equation.operands, equation.results) >= 0
         pairs = () if is_light(equation.name) else itertools.combinations(rule.splittable, 2)
         for factors in (*((factor,) for factor in rule.splittable), *itertools.islice(pairs, 3)):

@@ -8,7 +8,8 @@
     nothing  a scalar or literal: `a b, -> a b` has a scalar second operand
 
 A factor has one extent. It is read where the factor stands alone; a factor that only stands inside
-parentheses gets what its neighbours leave over, or is given in `sizes`.
+parentheses gets what its neighbours leave over, or is given in `sizes`. What a rule leaves out for the sake
+of XLA's partitioner (`Rule.apart`, `Rule.filling`) is no part of the line.
 """
 
 import re
@@ -58,7 +59,7 @@ def parse(
 
 
 def show(rule: Rule) -> str:
-    """The rule in one line, which `parse` reads back given the same shapes.
+    """The mathematics of the rule in one line, which `parse` reads back given the same shapes.
 
     >>> show(parse("b (h e)! -> b h e", [(2, 12)], [(2, 4, 3)]))
     Traceback (most recent call last):
