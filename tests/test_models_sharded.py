@@ -61,8 +61,8 @@ _SMALLER = {"gpt": {"layers": 1}, "llama": {"layers": 1}, "moe": {"layers": 1}, 
 _ALWAYS = (
     ("alexnet", 2), ("gpt", 1), ("mlp", 2), ("moe", 2), ("resnet", 2), ("rnnlm", 2), ("rnntc", 0), ("vit", 1),
 )  # fmt: skip
-# Not understood: under this plan the strided 3x3 kernel of the second block, which two steps hardly move (2e-7),
-# is off by as much. A strided filter gradient alone is right under 150 strategies drawn from its space.
+# Not understood: under this plan the strided 3x3 kernel of the second block, which two steps hardly move, by
+# 2e-7, is off by as much. A strided filter gradient alone is right under 150 strategies drawn from its space.
 _WRONG = (("resnet", 2),)
 _EVERY = os.environ.get("MESHWRIGHT_RANDOM_PLANS") == "all"
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
